@@ -148,36 +148,6 @@ fn an_index_beyond_the_block_panics() {
     let _ = block.try_get(RefBlock::COUNTS, &AtomicU64::new(0), 0);
 }
 
-/// The values that a block leaves in its words do not reach the next block in the same memory.
-#[test]
-fn inv21_a_new_block_starts_from_zero() {
-    for _ in 0..200 {
-        let (block, gate) = (RefBlock::try_new().unwrap(), AtomicU64::new(OPEN));
-        block.open(63);
-        assert!(block.try_get(63, &gate, OPEN) && block.try_get(63, &gate, OPEN));
-        assert!(!kill(&block, 63, &gate));
-        assert!(!put(&block, 63, &gate) && put(&block, 63, &gate));
-    }
-}
-
-/// Threads take references and exit; other threads put them.
-#[test]
-fn inv21_exited_threads_leave_the_count_right() {
-    let block = Arc::new(RefBlock::try_new().unwrap());
-    let gate = Arc::new(AtomicU64::new(OPEN));
-    block.open(3);
-    let all = |f: fn(&RefBlock, &AtomicU64) -> u64| -> u64 {
-        let threads = [(); 8].map(|()| {
-            let (block, gate) = (Arc::clone(&block), Arc::clone(&gate));
-            thread::spawn(move || f(&block, &gate))
-        });
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-    };
-    assert_eq!(all(|block, gate| u64::from(block.try_get(3, gate, OPEN))), 8);
-    assert!(!kill(&block, 3, &gate));
-    assert_eq!(all(|block, gate| u64::from(put(block, 3, gate))), 1);
-}
-
 /// What is known of one object.
 #[derive(Default)]
 struct Account {

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use offlock_percpu::lglock::LocalGuard;
-use offlock_percpu::{CpuId, LgLock, LockError, possible_cpus};
+use offlock_percpu::{CpuId, LgLock, possible_cpus};
 
 use crate::threads::{hop, until};
 use testkit::pin::{allowed_cpus, pin_to};
@@ -130,29 +130,6 @@ pub(crate) fn hop_and_lock(until: Instant) {
 #[ignore = "stress: five seconds of hopping"]
 fn stress_inv02_hopping_threads_lose_no_update_by_any_method() {
     hop_and_lock(until(false));
-}
-
-/// A thread may hold several guards in ascending order. In another order a call that would wait
-/// returns `Deadlock`, and so do two threads that would wait for each other.
-#[test]
-fn a_thread_that_holds_a_later_slot_is_not_left_waiting_for_an_earlier_one() {
-    let lock = LgLock::new(|_| 0);
-    if lock.capacity() < 2 {
-        return;
-    }
-    let (low, high) = (ZERO, CpuId::new(1));
-    let first = lock.local_on(low).unwrap();
-    thread::scope(|s| {
-        s.spawn(|| {
-            let _later = lock.local_on(high).unwrap();
-            assert_eq!(lock.local_on(low).err(), Some(LockError::Deadlock));
-        });
-    });
-    let second = lock.local_on(high).unwrap(); // ascending
-    drop(first);
-    let first = lock.local_on(low).unwrap(); // descending, but free
-    drop((first, second));
-    assert!(lock.global().is_ok());
 }
 
 /// Adds 1 by a separate load and store, so that a second thread inside loses an update.
