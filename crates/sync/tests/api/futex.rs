@@ -1,6 +1,6 @@
 //! Sleeping and waking by the kernel.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,48 +25,34 @@ fn a_time_that_is_over_or_a_change_ends_a_wait_at_once_and_no_time_ends_early() 
 }
 
 #[test]
-fn a_wait_without_a_near_end_sleeps_until_it_is_woken() {
-    for wait in [Futex::wait, |futex: &Futex, seen| futex.wait_for(seen, Duration::MAX)] {
-        let futex = Futex::new();
+fn sleepers_without_a_near_end_sleep_until_they_are_woken() {
+    type Case = (u32, fn(&Futex, u32), fn(&Futex));
+    let cases: [Case; 3] = [
+        (1, Futex::wait, Futex::wake_one),
+        (1, |futex, seen| futex.wait_for(seen, Duration::MAX), Futex::wake_one),
+        (3, Futex::wait, Futex::wake_all),
+    ];
+    for (sleepers, wait, wake) in cases {
+        let (futex, rounds) = (Futex::new(), AtomicU32::new(0));
         let seen = futex.load();
         thread::scope(|scope| {
-            let sleeper = scope.spawn(|| {
-                let mut rounds = 0;
-                while futex.load() == seen {
-                    wait(&futex, seen);
-                    rounds += 1;
-                }
-                rounds
-            });
-            thread::sleep(Duration::from_millis(50)); // long enough for it to sleep
-            futex.advance();
-            futex.wake_one();
-            let rounds: u32 = sleeper.join().unwrap();
-            assert!(rounds < 10, "a rejected timeout makes it spin: {rounds} rounds");
-        });
-    }
-}
-
-#[test]
-fn wake_all_wakes_every_sleeper() {
-    let (futex, go) = (Futex::new(), AtomicBool::new(false));
-    thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                loop {
-                    let seen = futex.load();
-                    if go.load(Ordering::Relaxed) {
-                        break;
+            for _ in 0..sleepers {
+                scope.spawn(|| {
+                    while futex.load() == seen {
+                        wait(&futex, seen);
+                        rounds.fetch_add(1, Ordering::Relaxed);
                     }
-                    futex.wait(seen);
-                }
-            });
-        }
-        thread::sleep(Duration::from_millis(50)); // long enough for all to sleep
-        go.store(true, Ordering::Relaxed);
-        futex.advance();
-        futex.wake_all();
-    });
+                });
+            }
+            thread::sleep(Duration::from_millis(50)); // long enough for them to sleep
+            futex.advance();
+            wake(&futex);
+        });
+        assert!(
+            rounds.load(Ordering::Relaxed) < 30,
+            "a rejected timeout makes it spin: {rounds:?}"
+        );
+    }
 }
 
 #[test]

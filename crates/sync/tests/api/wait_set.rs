@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -57,21 +57,25 @@ fn waiters_are_woken_in_order_and_one_that_was_woken_in_vain_keeps_its_place() {
     assert_eq!(line.counts(), [2, 2, 1], "none is listed");
 }
 
-/// Polls a waiter in each wake-up, a hundred times at most.
-struct Polls<'a> {
-    waiter: AtomicPtr<Waiter<'a>>,
+/// Polls its waiter in each wake-up, a hundred times at most.
+struct Polls {
+    waiter: Mutex<Pin<Box<Waiter<'static>>>>,
     wakes: AtomicUsize,
 }
 
-impl Wake for Polls<'static> {
+impl Polls {
+    fn poll(self: &Arc<Self>) {
+        let waker = Waker::from(Arc::clone(self));
+        let mut waiter = self.waiter.lock().unwrap();
+        let polled = waiter.as_mut().poll(&mut Context::from_waker(&waker), || None::<()>);
+        assert!(polled.is_pending());
+    }
+}
+
+impl Wake for Polls {
     fn wake(self: Arc<Self>) {
         if self.wakes.fetch_add(1, Ordering::Relaxed) < 100 {
-            let waker = Waker::from(Arc::clone(&self));
-            // SAFETY: the waiter lives, and no other reference to it is in use.
-            let waiter = unsafe { &mut *self.waiter.load(Ordering::Relaxed) };
-            // SAFETY: the waiter is not moved before its drop.
-            let waiter = unsafe { Pin::new_unchecked(waiter) };
-            assert!(waiter.poll(&mut Context::from_waker(&waker), || None::<()>).is_pending());
+            self.poll();
         }
     }
 }
@@ -79,24 +83,16 @@ impl Wake for Polls<'static> {
 #[test]
 fn a_waiter_that_waits_again_is_not_woken_again_by_the_same_call() {
     let set: &'static WaitSet = Box::leak(Box::default());
-    let waiter: *mut Waiter<'static> = Box::leak(Box::new(set.waiter()));
-    let polls = Arc::new(Polls { waiter: AtomicPtr::new(waiter), wakes: AtomicUsize::new(0) });
-    let waker = Waker::from(Arc::clone(&polls));
-    // SAFETY: the waiter lives, and no wake-up is under way.
-    let pinned = unsafe { &mut *waiter };
-    // SAFETY: the waiter is not moved before its drop.
-    let pinned = unsafe { Pin::new_unchecked(pinned) };
-    assert!(pinned.poll(&mut Context::from_waker(&waker), || None::<()>).is_pending());
-    let behind = WakeCount::new();
-    let mut last = pin!(set.waiter());
-    assert!(wait(last.as_mut(), &behind).is_pending());
+    let waiter = Mutex::new(Box::pin(set.waiter()));
+    let polls = Arc::new(Polls { waiter, wakes: AtomicUsize::new(0) });
+    polls.poll();
+    let mut behind = Line::new([set.waiter()]);
     for (call, units) in [(1, usize::MAX), (2, 2)] {
         set.wake_for(units);
-        assert_eq!((polls.wakes.load(Ordering::Relaxed), behind.count()), (call, call));
-        assert!(wait(last.as_mut(), &behind).is_pending());
+        assert_eq!((polls.wakes.load(Ordering::Relaxed), behind.counts()), (call, [call]));
+        behind.wait(0);
     }
-    // SAFETY: both are from `Box::leak`, and no wake-up is under way.
-    drop(unsafe { Box::from_raw(waiter) });
+    polls.waiter.lock().unwrap().set(set.waiter()); // drops its waker
 }
 
 /// Each waiter that was woken has a unit, until it looks. A waiter that needs more units than there are
@@ -156,24 +152,17 @@ fn a_thread_waits_until_it_is_woken_or_until_the_deadline() {
 #[test]
 fn a_dropped_waiter_is_in_no_list_and_passes_its_wake_up_on() {
     let set = WaitSet::new();
-    let [first, second] = [(); 2].map(|()| WakeCount::new());
-    let mut later = pin!(set.waiter());
-    {
-        let mut sooner = pin!(set.waiter());
-        assert!(wait(sooner.as_mut(), &first).is_pending());
-        assert!(wait(later.as_mut(), &second).is_pending());
-        set.wake_one();
-        assert_eq!((first.count(), second.count()), (1, 0));
-    }
-    assert_eq!(second.count(), 1, "the drop passed it on");
-    assert_eq!(Arc::strong_count(&first), 1, "no waker is left");
-    {
-        let mut gone = pin!(set.waiter());
-        assert!(wait(gone.as_mut(), &first).is_pending());
-    }
+    let mut line = Line::new([set.waiter(), set.waiter()]);
+    set.wake_one();
+    assert_eq!(line.counts(), [1, 0]);
+    line.waiters[0].set(set.waiter()); // drops the first one
+    assert_eq!(line.counts(), [1, 1], "the drop passed it on");
+    assert_eq!(Arc::strong_count(&line.wakers[0]), 1, "no waker is left");
+    line.wait(0);
+    line.waiters[0].set(set.waiter());
     set.wake_all();
-    assert_eq!((first.count(), second.count()), (1, 1));
-    assert_eq!(Arc::strong_count(&first), 1);
+    assert_eq!(line.counts(), [1, 1]);
+    assert_eq!(Arc::strong_count(&line.wakers[0]), 1);
 }
 
 #[test]

@@ -9,16 +9,6 @@ use offlock_sync::{Arc, step};
 
 use super::{beside, thoroughly};
 
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("heavy: a full fence", "asymmetric::inv19_one_of_two_sees_the_other"),
-    ("heavy: a full fence", "asymmetric::inv19_a_reader_is_seen_or_sees_the_new_payload"),
-    ("read: before the index", "asymmetric::inv19_a_reader_is_seen_or_sees_the_new_payload"),
-];
-
-/// Of these, what only loom can see: shuttle is sequentially consistent, fences or not.
-pub(super) const LOOM_ONLY: &[&str] = &["heavy: a full fence", "read: before the index"];
-
 /// Runs a model with each strategy.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
     thoroughly(|| both_strategies(|| offlock_sync::model(f)));

@@ -12,133 +12,118 @@ use offlock_sync::{
 
 use super::beside;
 
-/// A count that is read and written in two steps, so that only the lock makes it right.
+/// A count that is read and written in two steps, so that only the lock makes it right. `try_lock`
+/// refuses while the mutex is held, and never else.
 #[test]
 fn a_mutex_excludes() {
+    fn add(count: &AtomicU64) {
+        // Ordering: Relaxed here and below; the mutex orders them.
+        let seen = count.load(Ordering::Relaxed);
+        count.store(seen + 1, Ordering::Relaxed);
+    }
+
     model(|| {
         let shared = Arc::new((Mutex::new(()), AtomicU64::new(0)));
-        let add = |shared: &(Mutex<()>, AtomicU64)| {
-            let held = (!is_planted("add: without the lock")).then(|| shared.0.lock());
-            // Ordering: Relaxed here and below; the mutex orders them.
-            let seen = shared.1.load(Ordering::Relaxed);
-            shared.1.store(seen + 1, Ordering::Relaxed);
-            drop(held);
-        };
-        let other = beside(&shared, add);
-        add(&shared);
-        other.join().unwrap();
-        assert_eq!(shared.1.load(Ordering::Relaxed), 2);
-    });
-}
-
-/// `try_lock` refuses while the mutex is held, by whomever, and never else.
-#[test]
-fn try_lock_refuses_exactly_while_held() {
-    model(|| {
-        let mutex = Arc::new(Mutex::new(0));
-        let other = beside(&mutex, |mutex| *mutex.lock() += 1);
-        let before = mutex.try_lock().map(|mut value| {
+        let other = beside(&shared, |(mutex, count)| {
+            let _held = (!is_planted("add: without the lock")).then(|| mutex.lock());
+            add(count);
+        });
+        let (mutex, count) = &*shared;
+        let added = mutex.try_lock().map(|_held| {
             assert!(mutex.try_lock().is_none(), "held right here");
-            *value += 10;
+            add(count);
         });
         other.join().unwrap();
-        let value = *mutex.try_lock().expect("no thread holds it any more");
-        assert_eq!(value, if before.is_some() { 11 } else { 1 });
+        let _held = mutex.try_lock().expect("no thread holds it any more");
+        assert_eq!(count.load(Ordering::Relaxed), if added.is_some() { 2 } else { 1 });
     });
 }
 
-/// A flag set under the lock and a notification after it: the waiter returns, and the guard it
-/// waited with still holds the lock. Deadlocks if the wake-up is lost.
-#[test]
-fn notify_one_wakes_the_waiter() {
-    model(|| {
-        let shared = Arc::new((Mutex::new(0), Condvar::new(), AtomicU64::new(0)));
-        let giver = beside(&shared, |(mutex, ready, given)| {
-            if is_planted("give: the flag is set outside the lock") {
-                given.store(1, Ordering::SeqCst);
-            } else {
-                let mut value = mutex.lock();
-                *value += 1;
-                given.store(1, Ordering::SeqCst);
-            }
-            ready.notify_one();
-            *mutex.lock() += 10;
-        });
-        let (mutex, ready, given) = &*shared;
-        let mut value = mutex.lock();
-        while given.load(Ordering::SeqCst) == 0 {
-            ready.wait(&mut value);
+/// What threads sleep on until a flag is set: a condition variable, or a futex.
+#[derive(Default)]
+struct Bell {
+    rings: Mutex<u64>,
+    rung: Condvar,
+    futex: Futex,
+    flag: AtomicU64,
+}
+
+impl Bell {
+    fn is_set(&self) -> bool {
+        // Ordering: Relaxed; the lock or the futex carries it.
+        self.flag.load(Ordering::Relaxed) == 1
+    }
+
+    /// Sleeps on the condition variable. The guard it waited with still holds the lock then.
+    fn wait_for_ring(&self) {
+        let mut rings = self.rings.lock();
+        while !check!("wait: until the flag is set", self.is_set()) {
+            self.rung.wait(&mut rings);
         }
-        let seen = *value;
+        assert!(self.is_set(), "the wait ends when the flag is set");
+        let seen = *rings;
         thread::yield_now();
-        assert_eq!(*value, seen, "no thread changes it while the guard is here");
-        drop(value);
-        giver.join().unwrap();
-    });
-}
+        assert_eq!(*rings, seen, "no thread changes it while the guard is here");
+    }
 
-/// Both waiters return after one `notify_all`.
-#[test]
-fn notify_all_wakes_every_waiter() {
-    model(|| {
-        let shared = Arc::new((Mutex::new(false), Condvar::new()));
-        let wait = |shared: &(Mutex<bool>, Condvar)| {
-            let mut go = shared.0.lock();
-            while !check!("wait: until the flag is set", *go) {
-                shared.1.wait(&mut go);
+    /// Sets the flag under the lock, and notifies after it.
+    fn ring(&self, notify: fn(&Condvar)) {
+        let held =
+            (!is_planted("give: the flag is set outside the lock")).then(|| self.rings.lock());
+        self.flag.store(1, Ordering::Relaxed);
+        drop(held);
+        notify(&self.rung);
+        *self.rings.lock() += 1;
+    }
+
+    /// Sleeps on the futex.
+    fn wait_for_change(&self) {
+        loop {
+            let seen = self.futex.load();
+            if self.is_set() {
+                return;
             }
-            assert!(*go, "the wait ends when the flag is set");
-        };
-        let waiters = [(); 2].map(|()| beside(&shared, wait));
-        *shared.0.lock() = true;
-        shared.1.notify_all();
-        for waiter in waiters {
-            waiter.join().unwrap();
+            self.futex.wait(seen);
         }
-    });
-}
+    }
 
-/// Sleeps until the flag beside the futex is up.
-fn sleep_until_up((futex, flag): &(Futex, AtomicU64)) {
-    loop {
-        let seen = futex.load();
-        // Ordering: Relaxed; the futex carries it.
-        if flag.load(Ordering::Relaxed) == 1 {
-            return;
-        }
-        futex.wait(seen);
+    fn change(&self, wake: fn(&Futex)) {
+        self.flag.store(1, Ordering::Relaxed);
+        self.futex.advance();
+        wake(&self.futex);
     }
 }
 
-/// A flag set before a change is seen behind it, and the change falls between no look and the sleep
-/// after it. Deadlocks otherwise.
-#[test]
-fn a_futex_wakes_who_looked_before_the_change() {
-    model(|| {
-        let shared = Arc::new((Futex::new(), AtomicU64::new(0)));
-        let sleeper = beside(&shared, sleep_until_up);
-        // Ordering: Relaxed; the futex carries it.
-        shared.1.store(1, Ordering::Relaxed);
-        shared.0.advance();
-        shared.0.wake_one();
-        sleeper.join().unwrap();
+/// Runs a model of so many sleepers and a thread that wakes them. Deadlocks if a wake-up is lost.
+fn every_sleeper_returns(sleepers: usize, sleep: fn(&Bell), wake: fn(&Bell)) {
+    model(move || {
+        let bell = Arc::new(Bell::default());
+        let sleepers: Vec<_> = (0..sleepers).map(|_| beside(&bell, sleep)).collect();
+        wake(&bell);
+        sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
     });
 }
 
-/// Both sleepers return after one `wake_all`.
+#[test]
+fn notify_one_wakes_the_waiter() {
+    every_sleeper_returns(1, Bell::wait_for_ring, |bell| bell.ring(Condvar::notify_one));
+}
+
+#[test]
+fn notify_all_wakes_every_waiter() {
+    every_sleeper_returns(2, Bell::wait_for_ring, |bell| bell.ring(Condvar::notify_all));
+}
+
+/// A flag set before a change is seen behind it, and the change falls between no look and the sleep
+/// after it.
+#[test]
+fn a_futex_wakes_who_looked_before_the_change() {
+    every_sleeper_returns(1, Bell::wait_for_change, |bell| bell.change(Futex::wake_one));
+}
+
 #[test]
 fn a_futex_wakes_all() {
-    model(|| {
-        let shared = Arc::new((Futex::new(), AtomicU64::new(0)));
-        let sleepers = [(); 2].map(|()| beside(&shared, sleep_until_up));
-        // Ordering: Relaxed; the futex carries it.
-        shared.1.store(1, Ordering::Relaxed);
-        shared.0.advance();
-        shared.0.wake_all();
-        for sleeper in sleepers {
-            sleeper.join().unwrap();
-        }
-    });
+    every_sleeper_returns(2, Bell::wait_for_change, |bell| bell.change(Futex::wake_all));
 }
 
 /// A node that a reader reaches under a lock and a writer unlinks under it, then frees.
@@ -151,13 +136,8 @@ fn a_node_unlinked_under_the_lock_may_be_freed_after_it() {
             let held = mutex.lock();
             // Ordering: Relaxed; the mutex orders it, and carries the node.
             let node = node.load(Ordering::Relaxed);
-            let held = if is_planted("read: the lock is released early") {
-                drop(held);
-                thread::yield_now();
-                None
-            } else {
-                Some(held)
-            };
+            let held = (!is_planted("read: the lock is released early")).then_some(held);
+            thread::yield_now();
             // SAFETY: null, or a node that cannot be unlinked before `held` goes.
             if let Some(node) = unsafe { node.as_ref() } {
                 assert_eq!(**node, 7);
@@ -181,31 +161,25 @@ fn a_node_unlinked_under_the_lock_may_be_freed_after_it() {
 /// Relaxed or the fence is skipped: then nothing orders one owner's read before the other's free.
 #[test]
 fn the_last_put_frees_after_every_read() {
-    struct Counted {
-        owners: AtomicUsize,
-        node: *mut Watched<u64>,
-    }
-    // SAFETY: the node is shared for reading, and freed by the one thread that puts last.
-    unsafe impl Send for Counted {}
-    // SAFETY: threads that share it only read the node, until the put that sees 1, which frees it.
-    unsafe impl Sync for Counted {}
+    type Counted = (AtomicUsize, AtomicPtr<Watched<u64>>);
 
-    fn read_and_put(counted: &Counted) {
+    fn read_and_put((owners, node): &Counted) {
+        // Ordering: Relaxed; the node is older than both threads.
+        let node = node.load(Ordering::Relaxed);
         // SAFETY: alive until the last put, and ours is to come.
-        let node = unsafe { &*counted.node };
-        assert_eq!(**node, 7);
+        assert_eq!(**unsafe { &*node }, 7);
         // Ordering: Release pairs with the fence of the last put; it carries our read.
-        if counted.owners.fetch_sub(1, order!(Release, "put: after the owner's read")) == 1 {
+        if owners.fetch_sub(1, order!(Release, "put: after the owner's read")) == 1 {
             // Ordering: Acquire fence, pairs with the Release of every put.
             fence!(Acquire, "last put: before the free");
             // SAFETY: from `into_raw`, and only one put sees 1.
-            free(unsafe { Box::from_raw(counted.node) });
+            free(unsafe { Box::from_raw(node) });
         }
     }
 
     model(|| {
-        let node = Box::into_raw(Box::new(Watched::new(7)));
-        let counted = Arc::new(Counted { owners: AtomicUsize::new(2), node });
+        let node = AtomicPtr::new(Box::into_raw(Box::new(Watched::new(7))));
+        let counted: Arc<Counted> = Arc::new((AtomicUsize::new(2), node));
         let other = beside(&counted, read_and_put);
         read_and_put(&counted);
         other.join().unwrap();
@@ -283,31 +257,3 @@ fn a_virtual_cpu_belongs_to_its_thread() {
         other.join().unwrap();
     });
 }
-
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("add: without the lock", "facade::a_mutex_excludes"),
-    ("condvar: wake all", "facade::notify_all_wakes_every_waiter"),
-    ("condvar: wake one", "facade::notify_one_wakes_the_waiter"),
-    ("give: the flag is set outside the lock", "facade::notify_one_wakes_the_waiter"),
-    ("free: unlink the node first", "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it"),
-    ("futex: the condition has changed", "facade::a_futex_wakes_who_looked_before_the_change"),
-    ("futex: no change", "facade::a_futex_wakes_who_looked_before_the_change"),
-    ("futex: wake all", "facade::a_futex_wakes_all"),
-    ("last put: before the free", "facade::the_last_put_frees_after_every_read"),
-    ("put: after the owner's read", "facade::the_last_put_frees_after_every_read"),
-    ("free: mark the node as dead", "facade::a_double_free_is_caught"),
-    ("free: mark the node as dead", "facade::a_use_after_free_is_caught"),
-    (
-        "read: the lock is released early",
-        "facade::a_node_unlinked_under_the_lock_may_be_freed_after_it",
-    ),
-    ("wait: until the flag is set", "facade::notify_all_wakes_every_waiter"),
-];
-
-/// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &[
-    "futex: the condition has changed",
-    "last put: before the free",
-    "put: after the owner's read",
-];

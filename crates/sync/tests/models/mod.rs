@@ -10,7 +10,6 @@ mod mutants;
 mod wait_set;
 mod word_lock;
 
-use std::cell::Cell;
 use std::env;
 
 use offlock_sync::virtual_fence::with_membarrier;
@@ -25,37 +24,20 @@ fn beside<T: Send + Sync + 'static, R: Send + 'static>(
     thread::spawn(move || f(&shared))
 }
 
-/// Runs a model with membarrier.
+/// Runs a model with membarrier, and with three preemptions.
 fn model(f: impl Fn() + Send + Sync + 'static) {
-    thoroughly(|| with_membarrier(|| offlock_sync::model(f)));
+    thoroughly(|| long_model(f));
 }
 
-/// Runs models with three preemptions, unless the calling test is [`Long`].
+/// [`model`] with `LOOM_MAX_PREEMPTIONS`, for models that take seconds or minutes with three.
+fn long_model(f: impl Fn() + Send + Sync + 'static) {
+    with_membarrier(|| offlock_sync::model(f));
+}
+
+/// Runs models with three preemptions.
 ///
 /// Not with a planted bug: two show it, and a run that a bug makes longer is not worth the time.
 fn thoroughly(run: impl FnOnce()) {
-    let least = if LONG.get() || env::var_os("OFFLOCK_MUTANT").is_some() { 0 } else { 3 };
+    let least = if env::var_os("OFFLOCK_MUTANT").is_some() { 0 } else { 3 };
     with_preemptions(least, run);
-}
-
-thread_local! {
-    static LONG: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Marks a test whose models take seconds or minutes with three preemptions, until it is dropped.
-/// They run with `LOOM_MAX_PREEMPTIONS`.
-#[must_use]
-struct Long;
-
-impl Long {
-    fn mark() -> Self {
-        LONG.set(true);
-        Self
-    }
-}
-
-impl Drop for Long {
-    fn drop(&mut self) {
-        LONG.set(false);
-    }
 }

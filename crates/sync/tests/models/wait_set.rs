@@ -10,19 +10,7 @@ use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::{Arc, WaitSet, Waiter, thread};
 use testkit::WakeCount;
 
-use super::{Long, beside, model};
-
-/// A planted bug, and the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("wait: before the second look", "wait_set::inv26_a_change_beside_the_wait_is_seen"),
-    ("wake: before the look at the waiters", "wait_set::inv26_a_change_beside_the_wait_is_seen"),
-    ("cancel: pass the wake-up on", "wait_set::inv27_a_cancelled_wait_passes_its_wake_up_on"),
-    ("poll: pass a late wake-up on", "wait_set::inv26_a_unit_beside_a_look_wakes_another"),
-];
-
-/// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["wait: before the second look", "wake: before the look at the waiters"];
+use super::{beside, long_model, model};
 
 /// Permits, and the waiters for one.
 struct Permits {
@@ -55,13 +43,6 @@ impl Permits {
         self.set.wake_one();
     }
 
-    /// Wakes as many waiters as there are permits.
-    fn give_one_more(&self) {
-        // Ordering: Relaxed; the fences of the set order it.
-        let left = self.left.fetch_add(1, Ordering::Relaxed) + 1;
-        self.set.wake_for(left as usize);
-    }
-
     /// Waits for a permit.
     fn wait(&self) {
         self.set.wait(None, || self.take()).expect("there is no deadline");
@@ -92,8 +73,7 @@ fn inv26_a_change_beside_the_wait_is_seen() {
 /// Two wait, and two permits come at once.
 #[test]
 fn inv26_two_waiters_get_a_permit_each() {
-    let _long = Long::mark();
-    model(|| {
+    long_model(|| {
         let permits = Permits::new(0);
         let waiter = beside(&permits, Permits::wait);
         let giver = beside(&permits, |permits| {
@@ -109,8 +89,7 @@ fn inv26_two_waiters_get_a_permit_each() {
 /// All waiters are woken at once.
 #[test]
 fn inv26_wake_all_wakes_each() {
-    let _long = Long::mark();
-    model(|| {
+    long_model(|| {
         let permits = Permits::new(0);
         let waiters = [(); 2].map(|()| beside(&permits, Permits::wait));
         permits.left.fetch_add(2, Ordering::Relaxed);
@@ -142,7 +121,8 @@ fn inv26_a_unit_beside_a_look_wakes_another() {
                 if !is_woken {
                     permits.set.wake_for(1); // after the look, perhaps
                 }
-                permits.give_one_more();
+                let left = permits.left.fetch_add(1, Ordering::Relaxed) + 1;
+                permits.set.wake_for(left as usize); // as many waiters as there are permits
             });
             assert!(poll(first.as_mut(), 0).is_ready());
             giver.join().unwrap();
@@ -154,8 +134,7 @@ fn inv26_a_unit_beside_a_look_wakes_another() {
 /// A wait that is cancelled after it was woken leaves the permit to the other waiter.
 #[test]
 fn inv27_a_cancelled_wait_passes_its_wake_up_on() {
-    let _long = Long::mark();
-    model(|| {
+    long_model(|| {
         let permits = Permits::new(0);
         let cancelled = beside(&permits, |permits| {
             if permits.begin_and_cancel() {
