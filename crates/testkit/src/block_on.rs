@@ -71,30 +71,3 @@ impl Wake for WakeCount {
         self.0.fetch_add(1, SeqCst);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::future::poll_fn;
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_wake_up_from_another_thread_ends_the_sleep() {
-        let mut polls = 0;
-        let output = block_on(poll_fn(|context| {
-            polls += 1;
-            if polls == 3 {
-                return Poll::Ready("done");
-            }
-            let waker = context.waker().clone();
-            thread::spawn(move || {
-                thread::sleep(Duration::from_millis(1));
-                waker.wake();
-            });
-            Poll::Pending
-        }));
-        // A thread may be unparked without a reason, but never polls less often than this.
-        assert_eq!(output, "done");
-    }
-}

@@ -52,16 +52,16 @@ impl Planted {
         let mut wrong = Vec::new();
         for (mutant, model) in self.mutants.concat() {
             let visible = cfg!(offlock_loom) || !self.loom_only.concat().contains(&mutant);
-            let mut run = run_some(mutant, model, SCHEDULES, None);
+            let mut run = run_some(mutant, model, None);
             let reached = format!("planted mutant reached: {mutant}");
             let missed = |run: &Run| !run.said.contains(&reached) || (visible && !run.failed);
             if missed(&run) && cfg!(offlock_shuttle) {
                 // Only a few schedules in a thousand reach or show some bugs, so try others.
-                run = run_some(mutant, model, SCHEDULES, Some(SWITCHES));
+                run = run_some(mutant, model, Some(SWITCHES));
                 // A model without a bug fails with such schedules if one of its threads spins
                 // without a hint. Its failure with the bug then shows nothing.
                 if run.failed {
-                    run.failed = !run_some(CONTROL, model, SCHEDULES, Some(SWITCHES)).failed;
+                    run.failed = !run_some(CONTROL, model, Some(SWITCHES)).failed;
                 }
             }
             let why = match run.failed {
@@ -82,11 +82,11 @@ impl Planted {
     pub fn assert_control_passes(&self) {
         let models: BTreeSet<_> = self.mutants.concat().iter().map(|(_, model)| *model).collect();
         for model in models {
-            let mut run = run_some(CONTROL, model, SCHEDULES, None);
+            let mut run = run_some(CONTROL, model, None);
             if run.failed {
                 // A `should_panic` model that reaches any planted bug aborts at its panic. Without
                 // a bug it must pass.
-                let without = run_some("no-such-mutant", model, SCHEDULES, None);
+                let without = run_some("no-such-mutant", model, None);
                 if without.said.contains("- should panic") {
                     run.failed = without.failed;
                     run.said += &without.said;
@@ -198,7 +198,7 @@ const SEED: &str = "1";
 /// Runs one model of this test program in a process of its own, with one planted bug.
 ///
 /// With `switches` each schedule changes the running thread that often only.
-fn run_some(mutant: &str, model: &str, schedules: u32, switches: Option<u32>) -> Run {
+fn run_some(mutant: &str, model: &str, switches: Option<u32>) -> Run {
     let mut command = Command::new(env::current_exe().unwrap());
     if let Some(switches) = switches {
         command.env("OFFLOCK_SHUTTLE_SWITCHES", switches.to_string());
@@ -206,7 +206,7 @@ fn run_some(mutant: &str, model: &str, schedules: u32, switches: Option<u32>) ->
     let mut child = command
         .args(["--exact", &format!("models::{model}"), "--nocapture"])
         .env("OFFLOCK_MUTANT", mutant)
-        .env("OFFLOCK_SHUTTLE_ITERATIONS", schedules.to_string())
+        .env("OFFLOCK_SHUTTLE_ITERATIONS", SCHEDULES.to_string())
         .env("SHUTTLE_RANDOM_SEED", SEED)
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::piped())

@@ -54,35 +54,3 @@ impl Drop for ThreadTimer {
         unsafe { libc::timer_delete(self.timer) };
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-    use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
-
-    use super::*;
-    use crate::wait_until;
-
-    static WRONG_THREAD: AtomicI32 = AtomicI32::new(0);
-
-    thread_local! {
-        static SIGNALS: Cell<Option<u32>> = const { Cell::new(None) };
-    }
-
-    extern "C" fn count(signal: libc::c_int) {
-        match SIGNALS.get() {
-            Some(signals) => SIGNALS.set(Some(signals + 1)),
-            None => WRONG_THREAD.store(signal, SeqCst),
-        }
-    }
-
-    #[test]
-    fn the_thread_that_started_the_timer_gets_the_signals() {
-        handle(count);
-        SIGNALS.set(Some(0));
-        let timer = ThreadTimer::start(Duration::from_millis(1));
-        wait_until(|| SIGNALS.get().is_some_and(|signals| signals > 5));
-        drop(timer);
-        assert_eq!(WRONG_THREAD.load(SeqCst), 0);
-    }
-}

@@ -27,17 +27,3 @@ pub fn keep_running(deadline: Instant, enough: impl FnOnce() -> bool) -> bool {
     let now = Instant::now();
     now < deadline || (now < deadline + PATIENCE && !enough())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_test_runs_to_its_deadline_and_then_until_it_did_enough() {
-        let (now, minute) = (Instant::now(), Duration::from_secs(60));
-        assert!(keep_running(now + minute, || true));
-        assert!(keep_running(now, || false));
-        assert!(!keep_running(now, || true));
-        assert!(!keep_running(now - 2 * minute, || false));
-    }
-}
