@@ -54,7 +54,7 @@ const SIMULATED: [Hits; 8] = [
     |keys, room| Ok(A2 { fills_main: false, ..A2::default() }.hits(keys, room)),
     |keys, room| Ok(A2 { counts_new: true, ..A2::default() }.hits(keys, room)),
     |keys, room| Ok(A2 { uses: 2, ..A2::default() }.hits(keys, room)),
-    |keys, room| Ok(A2 { ghosts: 1, ..A2::default() }.hits(keys, room)),
+    |keys, room| Ok(A2 { ghosts: |room, _| room, ..A2::default() }.hits(keys, room)),
     |keys, room| Ok(A2::small().hits(keys, room)),
     |keys, room| Ok(A2 { gate: false, ..A2::small() }.hits(keys, room)),
     |keys, room| Ok(A2 { gate: true, ..A2::default() }.hits(keys, room)),

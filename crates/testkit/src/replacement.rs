@@ -172,42 +172,14 @@ pub fn arc(keys: &[u32], room: usize) -> u64 {
 /// S3-FIFO as its authors have it (SOSP 2023): a tenth on probation, a ghost for each block in main.
 #[must_use]
 pub fn s3_fifo(keys: &[u32], room: usize) -> u64 {
-    const SMALL: usize = 0;
-    const MAIN: usize = 1;
-    const GHOSTS: usize = 2;
-    let probation = (room / 10).max(1);
-    let mut lists = Lists::<3>::new(keys);
-    let mut used = vec![0_u8; lists.on.len()];
-    let mut hits = 0;
-    for &key in keys {
-        if usize::from(lists.on(key)) <= MAIN {
-            used[key as usize] = (used[key as usize] + 1).min(3);
-            hits += 1;
-            continue;
-        }
-        while lists.len[SMALL] + lists.len[MAIN] >= room {
-            let from =
-                if lists.len[SMALL] >= probation || lists.len[MAIN] == 0 { SMALL } else { MAIN };
-            let Some(oldest) = lists.pop(from) else { break };
-            let uses = &mut used[oldest as usize];
-            if from == SMALL && *uses > 1 {
-                *uses = 0;
-                lists.push(MAIN, oldest);
-            } else if from == SMALL {
-                lists.push(GHOSTS, oldest);
-                if lists.len[GHOSTS] > room - probation {
-                    lists.pop(GHOSTS);
-                }
-            } else if *uses > 0 {
-                *uses -= 1;
-                lists.push(MAIN, oldest);
-            }
-        }
-        used[key as usize] = 0;
-        let known = usize::from(lists.on(key)) == GHOSTS;
-        lists.push(if known { MAIN } else { SMALL }, key);
-    }
-    hits
+    let rule = A2 {
+        ghosts: |room, probation| room - probation,
+        fills_main: false,
+        counts_new: true,
+        uses: 2,
+        ..A2::default()
+    };
+    rule.hits(keys, room)
 }
 
 /// The rules A2 and A2Small of bufcache, each part of which can be left out.
@@ -217,8 +189,8 @@ pub fn s3_fifo(keys: &[u32], room: usize) -> u64 {
 pub struct A2 {
     /// The blocks of the cache for each block on probation.
     pub per_probation: usize,
-    /// Ghosts for each block of the cache.
-    pub ghosts: usize,
+    /// The number of ghosts, by the room and the blocks on probation.
+    pub ghosts: fn(usize, usize) -> usize,
     /// Main is filled before the cache is full.
     pub fills_main: bool,
     /// Hits in the newer half of probation count.
@@ -233,7 +205,7 @@ impl Default for A2 {
     fn default() -> Self {
         Self {
             per_probation: 10,
-            ghosts: 2,
+            ghosts: |room, _| 2 * room,
             fills_main: true,
             counts_new: false,
             uses: 1,
@@ -287,7 +259,7 @@ impl A2 {
                     lists.push(MAIN, oldest);
                 } else if from != MAIN {
                     lists.push(GHOSTS, oldest);
-                    if lists.len[GHOSTS] > room * self.ghosts {
+                    if lists.len[GHOSTS] > (self.ghosts)(room, probation) {
                         lists.pop(GHOSTS);
                     }
                 }
