@@ -5,14 +5,12 @@
 //! thread 1   remove it                           waits until its place is full
 //! ```
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use crossbeam_utils::CachePadded;
-use harness::timed::{Row, at_once, measure, wait};
+use harness::timed::{Row, at_once, measure};
 use harness::{Plan, Report, two};
 
 use crate::peers::{MutexList, MutexSlab, Owning, ShardedSlab};
-use crate::registry::{Handed, Registry};
+use crate::registry::{Place, Registry};
 
 /// Objects on their way, at most.
 const PLACES: usize = 64;
@@ -27,18 +25,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("L4.mutex_list.tput", ratio);
 }
 
-/// The place in which an object waits for its removal: full once the object is added.
-struct Place<T> {
-    full: AtomicBool,
-    ticket: Handed<T>,
-}
-
-impl<T> Place<T> {
-    fn new() -> Self {
-        Self { full: AtomicBool::new(false), ticket: Handed::new() }
-    }
-}
-
 fn row<R: Registry>() -> Row<'static> {
     let registry = R::new();
     let objects: Vec<R::Object> = (0..PLACES as u64).map(R::Object::from).collect();
@@ -48,20 +34,13 @@ fn row<R: Registry>() -> Row<'static> {
         let timed = at_once(2, |thread| {
             for n in 0..OBJECTS {
                 let (object, place) = (&objects[n % PLACES], &places[n % PLACES]);
-                // Ordering: Acquire loads pair with the Release store of the other thread; they
-                // carry the ticket.
                 if thread == 0 {
-                    wait(|| !place.full.load(Ordering::Acquire));
-                    let ticket = registry.add(object);
-                    // SAFETY: it is empty, as was just seen, and stays so until the store.
-                    unsafe { place.ticket.put(ticket) };
-                    place.full.store(true, Ordering::Release);
+                    place.wait_until_empty();
+                    // SAFETY: it is empty, and this thread alone puts.
+                    unsafe { place.put(registry.add(object)) };
                 } else {
-                    wait(|| place.full.load(Ordering::Acquire));
-                    // SAFETY: it is full, as was just seen, and stays so until the store.
-                    let ticket = unsafe { place.ticket.take() }.expect("a full place has one");
-                    assert!(registry.remove(object, ticket));
-                    place.full.store(false, Ordering::Release);
+                    // SAFETY: this thread alone takes.
+                    unsafe { place.take(|ticket| assert!(registry.remove(object, ticket))) };
                 }
             }
         });

@@ -5,6 +5,9 @@
 //! the value.
 
 use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harness::timed::wait;
 
 /// An implementation. Static dispatch throughout.
 pub(crate) trait Registry: Send + Sync + Sized + 'static {
@@ -74,32 +77,53 @@ impl<R: Registry> Drop for Entries<R> {
     }
 }
 
-/// A value that two threads use in turns: one puts it, the other takes it.
-pub(crate) struct Handed<T>(UnsafeCell<Option<T>>);
+/// A place where one thread puts a value and another takes it.
+pub(crate) struct Place<T> {
+    is_full: AtomicBool,
+    value: UnsafeCell<Option<T>>,
+}
 
-// SAFETY: by the contracts of `put` and `take` one thread at a time uses it, and it moves a `T`.
-unsafe impl<T: Send> Sync for Handed<T> {}
+// SAFETY: by the contracts of `put` and `take` one thread at a time uses the value, and it moves a `T`.
+unsafe impl<T: Send> Sync for Place<T> {}
 
-impl<T> Handed<T> {
+impl<T> Place<T> {
     pub(crate) fn new() -> Self {
-        Self(UnsafeCell::new(None))
+        Self { is_full: AtomicBool::new(false), value: UnsafeCell::new(None) }
+    }
+
+    // Ordering: Acquire loads pair with the Release store of the other thread; they carry the value.
+
+    #[inline(always)]
+    pub(crate) fn wait_until_empty(&self) {
+        wait(|| !self.is_full.load(Ordering::Acquire));
     }
 
     /// # Safety
     ///
-    /// The other thread has done with it, and this one has seen that.
+    /// The place is empty, and no other thread puts.
     #[inline(always)]
     pub(crate) unsafe fn put(&self, value: T) {
-        // SAFETY: by the contract of this function no other thread uses it now.
-        unsafe { *self.0.get() = Some(value) };
+        // SAFETY: it is empty, by the contract of this function, and stays so until the store.
+        unsafe { *self.value.get() = Some(value) };
+        self.is_full.store(true, Ordering::Release);
     }
 
+    /// Waits for the value, and calls `f` with it before the place is empty again.
+    ///
     /// # Safety
     ///
-    /// As for [`put`](Self::put).
+    /// No other thread takes.
     #[inline(always)]
-    pub(crate) unsafe fn take(&self) -> Option<T> {
-        // SAFETY: by the contract of this function no other thread uses it now.
-        unsafe { (*self.0.get()).take() }
+    pub(crate) unsafe fn take(&self, f: impl FnOnce(T)) {
+        wait(|| self.is_full.load(Ordering::Acquire));
+        // SAFETY: it is full, as was just seen, and stays so until the store.
+        f(unsafe { (*self.value.get()).take() }.expect("a full place has one"));
+        self.is_full.store(false, Ordering::Release);
+    }
+
+    /// Empties the place.
+    pub(crate) fn clear(&mut self) -> Option<T> {
+        *self.is_full.get_mut() = false;
+        self.value.get_mut().take()
     }
 }

@@ -13,16 +13,15 @@
 //! numbers that are used again, and a thread that would wait for such a number to come free would
 //! measure that. Nothing else keeps the threads together.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use harness::timed::{Row, at_once, measure, wait};
+use harness::timed::{Row, at_once, measure};
 use harness::{Plan, Ratio, Report, Table, allowed_cpus, number, pin, two};
 use percpu_list::Stats;
 use recordings::{BUILD16, CPUS, DBENCH64, FileEvent as Event, Recording};
 
 use crate::peers::{MutexList, Owning};
-use crate::registry::{Handed, Registry};
+use crate::registry::{Place, Registry};
 
 /// The seed's table: workload, removals, and hits of the CPU and of the node in percent.
 const PUBLISHED: [(&str, &str, f64, f64); 3] = [
@@ -113,10 +112,6 @@ fn throughput(
 struct Step {
     object: u32,
     is_addition: bool,
-    /// The event waits until the other thread has added the file.
-    after: bool,
-    /// The event tells the other thread that the file was added.
-    tell: bool,
 }
 
 /// The events of each thread, and their number.
@@ -129,8 +124,8 @@ struct Script {
 impl Script {
     fn new(events: &[Event]) -> Self {
         let mut threads = [Vec::new(), Vec::new()];
-        // The object that each number stands for, and where it was added: thread, place in it.
-        let mut added: Vec<Option<(u32, usize, usize)>> = vec![None; files(events)];
+        // The object that each number stands for.
+        let mut added: Vec<Option<u32>> = vec![None; files(events)];
         // Each thread's objects lie together, so that the two share no lines but those of what one
         // adds and the other removes.
         let adds = |cpu: u8| {
@@ -141,70 +136,37 @@ impl Script {
         let mut next = [0, first];
         for event in events {
             let thread = usize::from(event.cpu);
-            let place = threads[thread].len();
-            let is_addition = event.is_added;
-            let mut step = Step { object: 0, is_addition, after: false, tell: false };
+            let (file, is_addition) = (&mut added[event.file as usize], event.is_added);
             if is_addition {
-                step.object = next[thread];
-                added[event.file as usize] = Some((step.object, thread, place));
+                *file = Some(next[thread]);
                 next[thread] += 1;
-            } else {
-                let from = added[event.file as usize].take();
-                let (object, adder, at) = from.expect("what is removed was added");
-                step.object = object;
-                if adder != thread {
-                    step.after = true;
-                    let other: &mut Step = &mut threads[adder][at];
-                    other.tell = true;
-                }
             }
-            threads[thread].push(step);
+            let object = file.expect("what is removed was added");
+            threads[thread].push(Step { object, is_addition });
         }
         Self { threads, objects: (first + second) as usize, events: events.len() as u64 }
     }
 }
 
-/// An object's place in the replay.
-struct File<T> {
-    /// Whether it was added, as far as the other thread must know.
-    added: AtomicBool,
-    ticket: Handed<T>,
-}
-
 fn row<R: Registry>(script: &Script) -> Row<'_> {
     let registry = R::new();
     let objects: Vec<R::Object> = (0..script.objects as u64).map(R::Object::from).collect();
-    let files: Vec<File<R::Ticket>> = (0..script.objects)
-        .map(|_| File { added: AtomicBool::new(false), ticket: Handed::new() })
-        .collect();
+    let mut files: Vec<Place<R::Ticket>> = (0..script.objects).map(|_| Place::new()).collect();
     Row::of_windows(two(R::NAME), 2, move |plan| {
         let timed = at_once(2, |thread| {
             for step in &script.threads[thread] {
                 let (object, file) = (&objects[step.object as usize], &files[step.object as usize]);
-                if step.after {
-                    // Ordering: Acquire pairs with the Release below; it carries the ticket.
-                    wait(|| file.added.load(Ordering::Acquire));
-                }
                 if step.is_addition {
-                    let ticket = registry.add(object);
-                    // SAFETY: a removal of the object waits until this thread has stored the ticket.
-                    unsafe { file.ticket.put(ticket) };
+                    // SAFETY: each object is added once, into an empty place.
+                    unsafe { file.put(registry.add(object)) };
                 } else {
-                    // SAFETY: it was added by this thread, or by the other, which was waited for.
-                    let ticket = unsafe { file.ticket.take() }.expect("it was added");
-                    assert!(registry.remove(object, ticket));
-                }
-                if step.tell {
-                    // Ordering: Release pairs with the Acquire above.
-                    file.added.store(true, Ordering::Release);
+                    // SAFETY: each object is removed once.
+                    unsafe { file.take(|ticket| assert!(registry.remove(object, ticket))) };
                 }
             }
         });
-        for (object, file) in objects.iter().zip(&files) {
-            // Ordering: Relaxed; the threads have ended, and the next are not started.
-            file.added.store(false, Ordering::Relaxed);
-            // SAFETY: as above.
-            if let Some(ticket) = unsafe { file.ticket.take() } {
+        for (object, file) in objects.iter().zip(&mut files) {
+            if let Some(ticket) = file.clear() {
                 registry.remove(object, ticket); // still open at the end
             }
         }

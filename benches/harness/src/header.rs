@@ -41,7 +41,7 @@ pub fn print(bench: &str) {
 pub fn programs(names: &[&str]) {
     let version = |name: &&str| {
         let said = Command::new(name).arg("--version").output().ok()?.stdout;
-        Some(format!("{name}: {}", String::from_utf8_lossy(&said).lines().next()?))
+        Some(String::from_utf8_lossy(&said).lines().next()?.to_string())
     };
     println!("# {}", names.iter().filter_map(version).collect::<Vec<_>>().join("; "));
 }
