@@ -26,6 +26,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let mut targets = Targets::of("census")?.asked_for_by(args);
     harness::header::print("census");
     println!("# simulated MESI, portable path, not a 64-core run");
+    let runs = |name: &str| Command::new(name).arg("--version").output().is_ok();
     let missing = [(QEMU, "qemu-user"), ("cc", "gcc")].into_iter().find(|(name, _)| !runs(name));
     if let Some((name, package)) = missing {
         println!("# not measured: {name} is not installed: apt install {package}");
@@ -173,10 +174,4 @@ fn build_program(folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
         .filter(|message| message["target"]["name"] == "census")
         .find_map(|message| message["executable"].as_str().map(PathBuf::from));
     program.ok_or_else(|| "cargo names no program".into())
-}
-
-fn runs(name: &str) -> bool {
-    let mut command = Command::new(name);
-    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
 }

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use harness::{FioSide, Random, percentile, pin, thread_cpu_time};
+use harness::{FioSide, Random, percentile, thread_cpu_time, with_cpus};
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{CommandFlags, HeaderStyle, Reply, ReplyContent, Request};
 
@@ -116,7 +116,7 @@ fn bad(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
 /// Reads every block of the image once, in an order without neighbours: from now on what a server keeps of it is
 /// there.
 pub(crate) fn warm(socket: &Path, cpu: usize) -> io::Result<()> {
-    on(cpu, || {
+    with_cpus(&[cpu], || {
         let mut client = Client::open(socket, 32)?;
         let blocks = client.blocks;
         // An odd stride comes by each of so many blocks, which are a power of two, once.
@@ -136,7 +136,7 @@ pub(crate) fn measure(
     cpu: usize,
     window: Duration,
 ) -> io::Result<FioSide> {
-    on(cpu, || {
+    with_cpus(&[cpu], || {
         let open = |_| Client::open(socket, depth);
         let mut clients = (0..connections).map(open).collect::<io::Result<Vec<_>>>()?;
         let start = Instant::now();
@@ -180,15 +180,4 @@ impl Client {
         let times = self.run(next)?;
         Ok((times, thread_cpu_time() - used))
     }
-}
-
-/// Runs `f` on a thread of its own there.
-fn on<R: Send>(cpu: usize, f: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
-    thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            pin(cpu);
-            f()
-        });
-        thread.join().map_err(|_| bad("a client's thread panicked"))?
-    })
 }

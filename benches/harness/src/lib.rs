@@ -39,5 +39,5 @@ pub use self::report::Report;
 pub use self::rounds::{Rounds, two};
 pub use self::stats::{Ratio, median, percentile, ratios};
 pub use self::table::{Table, number};
-pub use self::targets::{Measured, Targets};
+pub use self::targets::Targets;
 pub use self::window::{Span, Window};

@@ -1,7 +1,8 @@
 //! The report of a family of rows: its table, the ratios to its peers, and the targets that they decide.
 
 use crate::rounds::Rounds;
-use crate::targets::{Measured, Targets};
+use crate::stats::Ratio;
+use crate::targets::Targets;
 
 /// The results so far of a bench with several families of rows.
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Report {
     }
 
     /// Records a target.
-    pub fn record(&mut self, id: &str, measured: impl Into<Measured>) {
+    pub fn record(&mut self, id: &str, measured: Option<impl Into<Ratio>>) {
         self.targets.record(id, measured).unwrap_or_else(|error| panic!("{error}"));
     }
 

@@ -9,8 +9,15 @@ pub struct Ratio {
     pub least: f64,
     /// The greatest of them.
     pub greatest: f64,
-    /// The rounds with a ratio.
+    /// The rounds with a ratio; of a figure without rounds, none.
     pub rounds: usize,
+}
+
+/// A figure without rounds.
+impl From<f64> for Ratio {
+    fn from(figure: f64) -> Self {
+        Self { median: figure, least: figure, greatest: figure, rounds: 0 }
+    }
 }
 
 impl Ratio {

@@ -32,28 +32,7 @@ struct Entry {
     /// The bound as written in the file.
     text: String,
     bound: Bound,
-    measured: Option<f64>,
-    /// The spread of the rounds and the kind of host.
-    spread: String,
-}
-
-/// The measured value of a target: a figure, or the ratios of some rounds.
-#[derive(Debug, Clone, Copy)]
-pub struct Measured {
-    figure: Option<f64>,
-    ratio: Option<Ratio>,
-}
-
-impl From<Option<f64>> for Measured {
-    fn from(figure: Option<f64>) -> Self {
-        Self { figure, ratio: None }
-    }
-}
-
-impl From<Option<Ratio>> for Measured {
-    fn from(ratio: Option<Ratio>) -> Self {
-        Self { figure: ratio.map(|ratio| ratio.median), ratio }
-    }
+    measured: Option<Ratio>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -97,7 +76,7 @@ impl Targets {
             let (text, bound) = bound
                 .ok_or_else(|| format!("target {id}: the bound is not <=NUMBER or >=NUMBER"))?;
             let (id, text) = (id.clone(), text.to_string());
-            Ok(Entry { id, text, bound, measured: None, spread: String::new() })
+            Ok(Entry { id, text, bound, measured: None })
         };
         Ok(Self { entries: table.iter().map(entry).collect::<Result<_, String>>()?, some: false })
     }
@@ -115,18 +94,12 @@ impl Targets {
         Self { some: args.only.is_some(), ..self }
     }
 
-    /// Records what was measured for `id`. `None`, infinity and NaN mean: not measured.
-    pub fn record(&mut self, id: &str, measured: impl Into<Measured>) -> Result<(), String> {
-        let Measured { figure, ratio } = measured.into();
-        let spread = ratio.map_or(String::new(), |Ratio { least, greatest, rounds, .. }| {
-            format!(" rounds {rounds} min {least:.3} max {greatest:.3}")
-        });
+    /// Records what was measured for `id`: a figure, or the ratios of some rounds. `None`, infinity and NaN mean:
+    /// not measured.
+    pub fn record(&mut self, id: &str, measured: Option<impl Into<Ratio>>) -> Result<(), String> {
         let entry = self.entries.iter_mut().find(|entry| entry.id == id);
         let entry = entry.ok_or_else(|| format!("target {id} is not in the bench's section"))?;
-        entry.measured = figure.filter(|value| value.is_finite());
-        let is_measured = entry.measured.is_some();
-        entry.spread =
-            if is_measured { format!("{spread} host {}", host_kind()) } else { String::new() };
+        entry.measured = measured.map(Into::into).filter(|ratio| ratio.median.is_finite());
         Ok(())
     }
 
@@ -138,12 +111,12 @@ impl Targets {
 
 impl Entry {
     fn holds(&self) -> bool {
-        self.measured.is_some_and(|value| self.bound.holds(value))
+        self.measured.is_some_and(|ratio| self.bound.holds(ratio.median))
     }
 
     /// Four digits, or all of them where rounding would make the line contradict its own verdict.
     fn number(&self) -> String {
-        let Some(value) = self.measured else {
+        let Some(Ratio { median: value, .. }) = self.measured else {
             return "none".to_string();
         };
         let rounded = match value.abs() {
@@ -167,8 +140,16 @@ impl fmt::Display for Targets {
         }
         for entry in self.entries.iter().filter(|entry| !is_left_out(entry)) {
             let verdict = if entry.holds() { "holds" } else { "short" };
-            let Entry { id, text, spread, .. } = entry;
-            writeln!(f, "TARGET {id} measured {} bound {text} {verdict}{spread}", entry.number())?;
+            let Entry { id, text, measured, .. } = entry;
+            write!(f, "TARGET {id} measured {} bound {text} {verdict}", entry.number())?;
+            match measured {
+                Some(Ratio { rounds: 0, .. }) => writeln!(f, " host {}", host_kind())?,
+                Some(Ratio { least, greatest, rounds, .. }) => {
+                    write!(f, " rounds {rounds} min {least:.3} max {greatest:.3}")?;
+                    writeln!(f, " host {}", host_kind())?;
+                }
+                None => writeln!(f)?,
+            }
         }
         Ok(())
     }
