@@ -117,7 +117,7 @@ pub(crate) fn items(content: TokenStream) -> Vec<Item> {
 
 /// Removes what its attributes leave out, at all depths. Removes all if an attribute of the whole leaves it out.
 fn kept(tokens: TokenStream, left_out: LeftOut) -> TokenStream {
-    let is_bracket = |tree: &TokenTree| matches!(tree, TokenTree::Group(group) if group.delimiter() == Delimiter::Bracket);
+    let is_bracket = |tree: &TokenTree| is_group(tree, Delimiter::Bracket);
     let (mut kept, mut trees) = (Vec::<TokenTree>::new(), tokens.into_iter().peekable());
     while let Some(tree) = trees.next() {
         let TokenTree::Group(group) = &tree else {
@@ -197,12 +197,8 @@ impl Item {
 
     /// The content of its braces.
     pub(crate) fn body(&self) -> Option<TokenStream> {
-        match self.tokens.last()? {
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
-                Some(group.stream())
-            }
-            _ => None,
-        }
+        let last = self.tokens.last().filter(|last| is_block(last))?;
+        if let TokenTree::Group(group) = last { Some(group.stream()) } else { None }
     }
 }
 
@@ -216,7 +212,11 @@ pub(crate) fn is_punct(tree: &TokenTree, mark: char) -> bool {
 
 /// Returns whether these are braces with their content.
 pub(crate) fn is_block(tree: &TokenTree) -> bool {
-    matches!(tree, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
+    is_group(tree, Delimiter::Brace)
+}
+
+fn is_group(tree: &TokenTree, delimiter: Delimiter) -> bool {
+    matches!(tree, TokenTree::Group(group) if group.delimiter() == delimiter)
 }
 
 /// Returns the path in `#[path = "..."]`.
