@@ -185,7 +185,8 @@ fn boot(ws: &Workspace, machine: &Machine, scratch: &Path, archive: &Path) -> Re
     let debian = Debian::open(ws, machine.architecture, machine.suite)?;
     debian.unpack(&debian.files, &[machine.kernel])?;
     // `boot/vmlinuz-VERSION`; of newer suites `usr/lib/modules/VERSION/vmlinuz`.
-    let find = format!("find {0}/boot {0}/usr/lib/modules -name vmlinuz*", debian.files.display());
+    let find =
+        format!("find {0}/boot {0}/usr/lib/modules -name 'vmlinuz*'", debian.files.display());
     let found = ws.cmd("sh").arg("-c").arg(format!("{find} 2>/dev/null; true")).output()?;
     let kernel = found.lines().next().ok_or_else(|| Error::new("the package has no kernel"))?;
     let log = scratch.join("log");
