@@ -33,14 +33,13 @@ const BLOCK: usize = 4096;
 const NONE: CommandFlags = CommandFlags::NONE;
 const MOST: usize = 8;
 
-/// Replaces the cache of the exports by one in which the first image is on a device of the test.
-fn remount(
-    exports: &mut ExportTable,
-    disk: &Arc<FaultDevice<FileDevice>>,
-    engines_write: bool,
-    cache: u64,
-) {
-    exports.blocks = Blocks::new(cache).unwrap();
+/// Opens the exports of a command line. The first image is on a device of the test, which is returned.
+fn exports(args: &[&str], engines_write: bool) -> (Arc<ExportTable>, Arc<FaultDevice<FileDevice>>) {
+    let args = Args::parse_from(args);
+    let mut exports = ExportTable::open(&args).unwrap();
+    let file = exports.fixed[0].image.file().unwrap().try_clone().unwrap();
+    let disk = Arc::new(FaultDevice::new(FileDevice::new(file).unwrap()));
+    exports.blocks = Blocks::new(args.cache).unwrap();
     for (nr, export) in exports.fixed.iter_mut().enumerate() {
         let file = export.image.file().unwrap();
         let mut backing = Backing::open(file).unwrap();
@@ -54,6 +53,7 @@ fn remount(
         }
         export.image = exports.blocks.attach(export.info.name.clone(), backing).unwrap();
     }
+    (Arc::new(exports), disk)
 }
 
 struct Lab {
@@ -68,52 +68,33 @@ struct Lab {
     _dir: TempDir,
 }
 
-impl Lab {
-    fn new() -> Self {
-        Self::with(Limits { depth: MOST, most: MOST }, MOST + 1)
-    }
+/// A lab to be made. Without changes: one image of a MiB, no cache, and an engine for one request more than may run.
+struct Setup {
+    limits: Limits,
+    /// The requests that the engine holds.
+    capacity: usize,
+    cache: &'static str,
+    size: &'static str,
+    images: usize,
+    /// The engine, and not the device, writes the first image.
+    engines_write: bool,
+}
 
-    /// Makes a lab with an engine that holds `capacity` requests.
-    fn with(limits: Limits, capacity: usize) -> Self {
-        Self::caching(limits, capacity, "0")
+impl Default for Setup {
+    fn default() -> Self {
+        let (limits, capacity) = (Limits { depth: MOST, most: MOST }, MOST + 1);
+        Self { limits, capacity, cache: "0", size: "1M", images: 1, engines_write: true }
     }
+}
 
-    /// Makes a lab with a cache of `cache` bytes.
-    fn caching(limits: Limits, capacity: usize, cache: &str) -> Self {
-        Self::of_one_image(limits, capacity, (cache, "1M"), true)
-    }
-
-    /// Makes a lab without a cache, in which the device writes the image and not the engine.
-    fn on_a_device() -> Self {
-        Self::of_one_image(Limits { depth: MOST, most: MOST }, MOST + 1, ("0", "1M"), false)
-    }
-
-    fn of_one_image(
-        limits: Limits,
-        capacity: usize,
-        (cache, size): (&str, &str),
-        engines_write: bool,
-    ) -> Self {
+impl Setup {
+    fn make(self) -> Lab {
+        let Self { limits, capacity, cache, size, images, engines_write } = self;
         let dir = tempfile::tempdir().unwrap();
-        let image = dir.path().join("a.img");
-        let image_arg = image.to_str().unwrap();
-        let args = ["offlock-nbd", "--cache", cache, "--size", size, "--image", image_arg];
-        Self::serving(&args, (image.clone(), dir), limits, capacity, engines_write)
-    }
-
-    fn serving(
-        args: &[&str],
-        (image, dir): (std::path::PathBuf, TempDir),
-        limits: Limits,
-        capacity: usize,
-        engines_write: bool,
-    ) -> Self {
-        let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
-        let device =
-            FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();
-        let disk = Arc::new(FaultDevice::new(device));
-        remount(&mut exports, &disk, engines_write, Args::parse_from(args).cache);
-        let exports = Arc::new(exports);
+        let paths: Vec<_> = (0..images).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
+        let mut args = vec!["offlock-nbd", "--cache", cache, "--size", size];
+        args.extend(paths.iter().flat_map(|path| ["--image", path.to_str().unwrap()]));
+        let (exports, disk) = exports(&args, engines_write);
         let connections = Arc::new(CtxTable::builder().max_contexts(8).build());
         let registry = Arc::new(Registry::new());
         let script = Script::new();
@@ -127,7 +108,24 @@ impl Lab {
         let (inbox, receiver) = Inbox::new(Instant::now()).unwrap();
         let ends = (inbox.clone(), receiver);
         let worker = Worker::new(shared, engine, limits, 0, false, ends).unwrap();
-        Self { worker, script, disk, connections, registry, image, _inbox: inbox, _dir: dir }
+        let image = paths[0].clone();
+        Lab { worker, script, disk, connections, registry, image, _inbox: inbox, _dir: dir }
+    }
+}
+
+impl Lab {
+    fn new() -> Self {
+        Setup::default().make()
+    }
+
+    /// Connects a client, which has not read the greeting.
+    fn connect(&mut self) -> (Id, UnixStream) {
+        let (client, server) = UnixStream::pair().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let id = self.connections.insert(Connection::default()).unwrap();
+        self.worker.load.reserve();
+        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
+        (id, client)
     }
 
     /// Connects a client that has finished its handshake.
@@ -136,11 +134,7 @@ impl Lab {
     }
 
     fn client_of(&mut self, export: usize) -> (Id, UnixStream) {
-        let (mut client, server) = UnixStream::pair().unwrap();
-        server.set_nonblocking(true).unwrap();
-        let id = self.connections.insert(Connection::default()).unwrap();
-        self.worker.load.reserve();
-        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
+        let (id, mut client) = self.connect();
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
         let export = self.worker.shared.exports.fixed[export].clone();
@@ -297,42 +291,12 @@ fn operations_of_closed_connections_count_towards_the_limit() {
     lab.ends_empty([next]);
 }
 
-#[test]
-fn a_session_that_is_told_to_end_gets_its_replies_first() {
-    let mut lab = Lab::new();
-    let (mut busy, mut idle) = (lab.client(), lab.client());
-    lab.ask(&mut busy, cmd::READ, CommandFlags::NONE);
-    lab.registry.close().unwrap();
-    assert_eq!(lab.registry.len(), 2);
-    lab.worker.stop();
-    lab.worker.stop(); // a second time changes nothing
-    assert_eq!(idle.1.read(&mut [0; 1]).unwrap(), 0, "it had asked for nothing");
-    assert_eq!((lab.worker.conns.open.len(), lab.script.in_flight()), (1, 1));
-    lab.complete();
-    busy.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
-    assert_eq!(busy.1.read(&mut [0; 1]).unwrap(), 0, "and then the end");
-    lab.ends_empty([]);
-}
-
-#[test]
-fn a_connection_during_the_stop_is_refused() {
-    let mut lab = Lab::new();
-    lab.registry.close().unwrap();
-    let (mut client, server) = UnixStream::pair().unwrap();
-    let id = lab.connections.insert(Connection::default()).unwrap();
-    lab.worker.load.reserve();
-    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), permit());
-    assert_eq!(client.read(&mut [0; 18]).unwrap(), 0, "a greeting");
-    lab.ends_empty([]);
-}
-
 /// A READ of a device with units of 512 bytes gets the bytes that it asked for, also if it asks for
 /// none, and one that would be too long in whole units is refused.
 #[test]
 fn a_reply_has_the_bytes_that_were_asked_for() {
     for cache in ["0", "1M"] {
-        let limits = Limits { depth: MOST, most: MOST };
-        let mut lab = Lab::of_one_image(limits, MOST + 1, (cache, "40M"), true);
+        let mut lab = Setup { cache, size: "40M", ..Setup::default() }.make();
         let exports = Arc::get_mut(&mut lab.worker.shared.exports).unwrap();
         Arc::get_mut(&mut exports.fixed[0].image).unwrap().alignment = 512;
         let mut client = lab.client();
@@ -362,7 +326,7 @@ const LARGE: usize = SMALL as usize + BLOCK;
 
 /// Makes a lab whose engine works on one request at a time.
 fn narrow() -> Lab {
-    Lab::with(Limits { depth: 1, most: 32 }, 1)
+    Setup { limits: Limits { depth: 1, most: 32 }, capacity: 1, ..Setup::default() }.make()
 }
 
 impl Lab {
@@ -460,20 +424,24 @@ fn a_request_of_many_steps_goes_on_after_the_close() {
 }
 
 #[test]
-fn the_server_does_not_end_before_what_waits_is_answered() {
+fn a_stop_answers_what_waits_and_greets_no_client() {
     let mut lab = narrow();
-    let mut client = lab.client();
+    let (mut busy, mut idle) = (lab.client(), lab.client());
     for nr in 0..4 {
-        lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
+        lab.ask_for(&mut busy, cmd::READ, NONE, nr, BLOCK);
     }
     lab.registry.close().unwrap();
     lab.worker.stop();
+    lab.worker.stop(); // a second time changes nothing
+    assert_eq!(idle.1.read(&mut [0; 1]).unwrap(), 0, "it had asked for nothing");
+    assert_eq!(lab.connect().1.read(&mut [0; 18]).unwrap(), 0, "a greeting");
+    assert_eq!((lab.worker.conns.open.len(), lab.script.in_flight()), (1, 1));
     for nr in 0..4 {
         assert!(!lab.worker.has_stopped() && !lab.worker.requests.is_idle());
         lab.complete();
-        assert_eq!(reply(&mut client, BLOCK), (nr, 0));
+        assert_eq!(reply(&mut busy, BLOCK), (nr, 0));
     }
-    assert_eq!(client.1.read(&mut [0; 1]).unwrap(), 0, "the end");
+    assert_eq!(busy.1.read(&mut [0; 1]).unwrap(), 0, "the end");
     assert!(lab.worker.has_stopped());
     lab.ends_empty([]);
 }
@@ -500,16 +468,10 @@ fn a_flush_that_waited_while_another_failed_does_not_succeed() {
     lab.ends_empty([client]);
 }
 
-/// Makes a server of `count` images. Their requests go to the script, except those that the cache
-/// answers.
-fn images(count: usize, cache: &str, limits: Limits) -> Lab {
-    let dir = tempfile::tempdir().unwrap();
-    let paths: Vec<_> = (0..count).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
-    let mut args = vec!["offlock-nbd", "--cache", cache, "--size", "1M"];
-    for path in &paths {
-        args.extend(["--image", path.to_str().unwrap()]);
-    }
-    Lab::serving(&args, (paths[0].clone(), dir), limits, crate::server::slots(limits.depth), true)
+/// Makes a lab of `images` images, with as many slots as a server has.
+fn images(images: usize, cache: &'static str, limits: Limits) -> Lab {
+    let capacity = crate::server::slots(limits.depth);
+    Setup { images, cache, limits, capacity, ..Setup::default() }.make()
 }
 
 /// One image answers nothing, from the engine or from the queue. Requests of a second image begin
@@ -592,7 +554,8 @@ fn write_backs_that_hang_leave_slots_to_others() {
 fn blocking_operations_leave_slots_to_reads() {
     const DEPTH: usize = 32;
     const TRIMS: u64 = 40;
-    let mut lab = Lab::with(Limits { depth: DEPTH, most: 4 * DEPTH }, DEPTH + 1);
+    let limits = Limits { depth: DEPTH, most: 4 * DEPTH };
+    let mut lab = Setup { limits, capacity: DEPTH + 1, ..Setup::default() }.make();
     let (mut client, mut closed) = (lab.client(), lab.client());
     lab.disk.inject(Operation::Discard, .., Fault::Delay(std::time::Duration::from_millis(20)));
     for cookie in 0..TRIMS {

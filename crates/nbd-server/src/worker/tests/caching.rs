@@ -12,7 +12,7 @@ use crate::admission::SMALL;
 const EIO: u32 = 5;
 
 fn caching() -> Lab {
-    Lab::caching(Limits { depth: MOST, most: MOST }, MOST + 1, "1M")
+    Setup { cache: "1M", ..Setup::default() }.make()
 }
 
 impl Lab {
@@ -142,7 +142,8 @@ fn a_device_that_panics_fails_the_image() {
         (Operation::Sync, cmd::FLUSH, true),
         (Operation::Write, cmd::WRITE, false),
     ] {
-        let mut lab = if cached { caching() } else { Lab::on_a_device() };
+        let uncached = || Setup { engines_write: false, ..Setup::default() }.make();
+        let mut lab = if cached { caching() } else { uncached() };
         let mut client = lab.client();
         assert_eq!(lab.change(&mut client, cmd::WRITE, NONE), 0);
         assert_eq!(lab.worker.shared.exports.blocks.failed(), Vec::<String>::new());
@@ -153,7 +154,7 @@ fn a_device_that_panics_fails_the_image() {
         assert_eq!(lab.worker.memory.used(), 0);
         assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], !cached), "reads go on");
         // After a sync that failed the cache refuses changes: it has not to be told.
-        let failed: &[&str] = if first == cmd::FLUSH { &[] } else { &["a.img"] };
+        let failed: &[&str] = if first == cmd::FLUSH { &[] } else { &["0.img"] };
         assert_eq!(lab.worker.shared.exports.blocks.failed(), failed);
         assert!(lab.worker.shared.exports.sync().is_err(), "the last sync");
         lab.ends_empty([client]);
@@ -163,7 +164,8 @@ fn a_device_that_panics_fails_the_image() {
 #[test]
 fn a_request_waits_while_the_engine_has_no_room() {
     // The engine holds one request less than the worker's depth, because of the stranger's.
-    let mut lab = Lab::caching(Limits { depth: 1, most: MOST }, 1, "1M");
+    let limits = Limits { depth: 1, most: MOST };
+    let mut lab = Setup { limits, capacity: 1, cache: "1M", ..Setup::default() }.make();
     let mut client = lab.client();
     let stranger = lab.fill_engine();
     lab.ask(&mut client, cmd::READ, NONE);
@@ -219,7 +221,7 @@ impl Batch {
 
 impl Hitter {
     fn new() -> Self {
-        let mut lab = Lab::caching(Limits { depth: MOST, most: MOST }, MOST + 1, "1M");
+        let mut lab = caching();
         let (id, client) = lab.client();
         client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let engine = Rc::clone(&lab.worker.requests.engine);

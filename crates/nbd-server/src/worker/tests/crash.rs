@@ -11,6 +11,7 @@ use std::panic::resume_unwind;
 use std::thread;
 
 use offlock_sync::Mutex;
+use testkit::rng::{Rng, seeded};
 
 use super::*;
 
@@ -56,7 +57,7 @@ struct Player<'w> {
     stream: UnixStream,
     history: &'w Mutex<History>,
     disk: &'w FaultDevice<FileDevice>,
-    random: u64,
+    random: Rng,
     version: u64,
     /// The first of its sectors.
     first: usize,
@@ -64,10 +65,7 @@ struct Player<'w> {
 
 impl Player<'_> {
     fn below(&mut self, bound: usize) -> usize {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % bound as u64) as usize
+        self.random.usize(..bound)
     }
 
     /// Receives the greeting, and opens the default export.
@@ -187,7 +185,7 @@ impl History {
 
     /// Checks images of a moment: with the fewest changes that may survive, with the most, and with
     /// random ones.
-    fn check(&self, disk: &FaultDevice<FileDevice>, moment: u64, random: &mut impl FnMut() -> u64) {
+    fn check(&self, disk: &FaultDevice<FileDevice>, moment: u64, random: &mut Rng) {
         let mut least = vec![0; self.contents.len()];
         for (_, promised) in self.promised.iter().filter(|(since, _)| *since <= moment) {
             for (&sector, &number) in promised {
@@ -198,7 +196,7 @@ impl History {
             let bytes = disk.after_power_cut(moment, |_, versions| match image {
                 0 => 0,
                 1 => versions,
-                _ => (random() % versions as u64) as usize,
+                _ => random.usize(..versions),
             });
             for (sector, bytes) in bytes.unwrap().chunks(SECTOR).enumerate() {
                 self.fits(sector, bytes, least[sector], "after a power cut");
@@ -214,15 +212,9 @@ fn crash(seed: u64) {
     let size = (CLIENTS * SECTORS * SECTOR).to_string();
     let image = image.to_str().unwrap();
     let args = ["offlock-nbd", "--cache", CACHE, "--size", &size, "--image", image];
-    let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
-    let device =
-        FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();
-    let disk = Arc::new(FaultDevice::new(device));
-    disk.record().unwrap();
     // Engines read the image; only the device, which records changes, writes it.
-    remount(&mut exports, &disk, false, Args::parse_from(args).cache);
-    let exports = Arc::new(exports);
-
+    let (exports, disk) = exports(&args, false);
+    disk.record().unwrap();
     let connections = Arc::new(CtxTable::builder().max_contexts(8).build());
     let registry = Arc::new(Registry::new());
     let (workers, receivers): (Vec<_>, Vec<_>) =
@@ -259,7 +251,7 @@ fn crash(seed: u64) {
                 stream,
                 history: &history,
                 disk: &disk,
-                random: (seed << 8) + client as u64 + 1,
+                random: Rng::with_seed((seed << 8) + client as u64),
                 version: 0,
                 first: client * SECTORS,
             };
@@ -280,11 +272,7 @@ fn crash(seed: u64) {
         history.promised.push((disk.moments(), all));
         history
     };
-    let mut state = seed | 1;
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        state >> 33
-    };
+    let mut random = seeded(seed);
     let last = disk.moments();
     let promises: Vec<u64> = history.promised.iter().map(|(since, _)| *since).collect();
     // At moments after which a promise holds, and at random moments.
@@ -292,7 +280,8 @@ fn crash(seed: u64) {
         history.check(&disk, at, &mut random);
     }
     for _ in 0..60 {
-        history.check(&disk, random() % (last + 1), &mut random);
+        let at = random.u64(..=last);
+        history.check(&disk, at, &mut random);
     }
 }
 
