@@ -10,7 +10,6 @@
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nbd_protocol::wire::cmd;
@@ -99,16 +98,10 @@ impl Connection {
     }
 
     /// Carries out `plan` on `region`, until the plan ends and every reply has arrived.
-    pub(super) fn run(
-        &mut self,
-        region: &mut Region,
-        plan: impl Plan,
-        stop: &AtomicBool,
-    ) -> Result<Phase, DemoError> {
+    pub(super) fn run(&mut self, region: &mut Region, plan: impl Plan) -> Result<Phase, DemoError> {
         Run {
             connection: self,
             region,
-            stop,
             in_flight: Slab::new(),
             bytes: 0,
             unsent: Vec::new(),
@@ -125,8 +118,6 @@ impl Connection {
 struct Run<'a> {
     connection: &'a Connection,
     region: &'a mut Region,
-    /// Another connection has failed.
-    stop: &'a AtomicBool,
     /// The low half of a cookie is a key here.
     in_flight: Slab<InFlight>,
     /// Payload of the requests in flight, in bytes.
@@ -145,11 +136,6 @@ impl Run<'_> {
     fn run(mut self, mut plan: impl Plan) -> Result<Phase, DemoError> {
         let mut ended = false;
         loop {
-            // Ordering: Relaxed; it only asks to stop. The error that caused it is returned by
-            // `join`.
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(DemoError::Stopped);
-            }
             while !ended
                 && self.in_flight.len() < self.connection.depth
                 && self.bytes < MAX_IN_FLIGHT

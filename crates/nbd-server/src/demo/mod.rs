@@ -16,7 +16,6 @@ mod model;
 mod report;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -128,34 +127,15 @@ fn phase<P: Plan + Send>(
     regions: &mut [Region],
     plans: Vec<P>,
 ) -> Result<Phase, DemoError> {
-    let stop = AtomicBool::new(false);
     let start = Instant::now();
-    let results: Vec<Result<Phase, DemoError>> = thread::scope(|scope| {
+    let phases: Result<Vec<Phase>, DemoError> = thread::scope(|scope| {
         let parts = connections.iter_mut().zip(regions).zip(plans);
-        let threads = parts.map(|((connection, region), plan)| {
-            let stop = &stop;
-            scope.spawn(move || {
-                let result = connection.run(region, plan, stop);
-                if result.is_err() {
-                    // Ordering: Relaxed; the other connections only stop. The error is returned
-                    // by `join`.
-                    stop.store(true, Ordering::Relaxed);
-                }
-                result
-            })
-        });
-        let threads: Vec<_> = threads.collect();
+        let threads: Vec<_> = parts
+            .map(|((connection, region), plan)| scope.spawn(move || connection.run(region, plan)))
+            .collect();
         threads.into_iter().map(|t| t.join().expect("a demo thread panicked")).collect()
     });
     let mut total = Phase { elapsed: start.elapsed(), ..Phase::default() };
-    // The error of the connection that failed first is the cause, not that of one that was stopped.
-    let mut stopped = None;
-    for result in results {
-        match result {
-            Ok(phase) => total.add(&phase),
-            Err(DemoError::Stopped) => stopped = Some(DemoError::Stopped),
-            Err(error) => return Err(error),
-        }
-    }
-    stopped.map_or(Ok(total), Err)
+    phases?.iter().for_each(|phase| total.add(phase));
+    Ok(total)
 }

@@ -31,7 +31,7 @@ const SWEEP: u64 = 256;
 const LARGE: u64 = 64;
 /// Blocks per TRIM and WRITE_ZEROES of the mixed phase: 64 KiB.
 const RANGE: u64 = 16;
-/// Version of the first fill; the shared blocks keep it.
+/// Version of the shared blocks.
 const FILLED: u32 = 1;
 /// Marks a block that was trimmed since its version was written.
 const TRIMMED: u32 = 1 << 31;
@@ -121,9 +121,8 @@ impl Region {
             }
             Kind::WriteZeroes => self.states[range].fill(0),
             _ => {
-                op.version = if op.fill { FILLED } else { self.next };
-                // The version must not become 0 after 2^31 writes: the pattern of 0 is zeros.
-                self.next = (self.next + u32::from(!op.fill)) % TRIMMED;
+                op.version = self.next;
+                self.next = (self.next + 1) % TRIMMED; // the pattern of 0 is zeros, as its state
                 self.states[range].fill(op.version);
             }
         }
@@ -268,13 +267,11 @@ pub(super) struct Op {
     pub(super) version: u32,
     /// Sets NO_HOLE on zeroing, or DF on a read: half the time, if the server offers it.
     pub(super) flagged: bool,
-    /// Part of the first fill.
-    fill: bool,
 }
 
 impl Op {
     fn new(kind: Kind, blocks: Range<u64>) -> Self {
-        Self { kind, blocks, version: 0, flagged: false, fill: false }
+        Self { kind, blocks, version: 0, flagged: false }
     }
 
     /// Start, in bytes.
@@ -328,7 +325,6 @@ pub(super) fn sweep(
         starts.map(move |start| Op::new(kind, start..range.end.min(start + SWEEP)))
     };
     let mut ops: Vec<_> = of(shared).chain(of(own)).collect();
-    ops.iter_mut().for_each(|op| op.fill = write);
     if write && offered.contains(TransmissionFlags::SEND_FLUSH) {
         ops.push(Op::new(Kind::Flush, 0..0));
     }
@@ -451,7 +447,4 @@ pub(crate) enum DemoError {
     /// A byte differs from what was written.
     #[error("wrong data at byte {offset}: {found:#04x} instead of {expected:#04x}")]
     WrongData { offset: u64, found: u8, expected: u8 },
-    /// Another connection failed first; that error is the one reported.
-    #[error("stopped because another connection failed")]
-    Stopped,
 }
