@@ -13,7 +13,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     // What is trimmed has to be zeros there.
     let punches = &[Need::PunchAndZero];
     let mut trials = Vec::new();
-    trials.extend(per_backend(all, "write_back_is_read_before_it_is_written", punches, unwritten));
     trials.extend(per_backend(all, "write_back_mix_with_few_blocks", punches, mix));
     let needs = &[Need::SmallTmpfs];
     let buffered = &[Backend::Uring, Backend::Threads];
@@ -34,43 +33,6 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn launch<'a>(lab: &'a Lab, backend: Backend, image: &Path, cache: &str) -> Launch<'a> {
     let launch = Launch::new(lab, backend).image(image);
     ["--workers", "2", "--cache", cache].into_iter().fold(launch, Launch::arg)
-}
-
-/// What was answered is read through every connection, and not in the image; after a FLUSH, and after
-/// SIGTERM, it is.
-fn unwritten(lab: &Lab, backend: Backend) -> Res {
-    let path = lab.path("a.img");
-    image::sparse(&path, 16 * MIB)?;
-    let mut server = launch(lab, backend, &path, "64M").start()?;
-    let (mut one, mut two) = (server.client()?, server.client()?);
-    let data = Random::new(7).bytes(16 << 10);
-    one.write(MIB, &data, 0)?.ok("a write")?;
-    // The cleaner waits for seconds.
-    check!(image::bytes_at(&path, MIB, data.len())? == vec![0; data.len()], "it is written");
-    for client in [&mut one, &mut two] {
-        check!(client.read(MIB, 16 << 10)? == Ok(data.clone()), "a short read");
-    }
-    // A long one has it written back first.
-    let long = two.read(MIB - (64 << 10), 256 << 10)?.map_err(|e| format!("a read: error {e}"))?;
-    check!(long[64 << 10..][..data.len()] == data, "a long read over what is dirty");
-    two.write(4 * MIB, &data, 0)?.ok("a write")?;
-    one.flush()?.ok("FLUSH by another")?;
-    check!(image::bytes_at(&path, 4 * MIB, data.len())? == data, "not written by a FLUSH");
-    one.write(8 * MIB, &data, flag::FUA)?.ok("a write with FUA")?;
-    check!(image::bytes_at(&path, 8 * MIB, data.len())? == data, "not written by FUA");
-    // What is given up is not written back over it.
-    one.write(8 * MIB, &data, 0)?.ok("a write")?;
-    one.plain(cmd::TRIM, 0, 8 * MIB, 8 << 10)?.ok("TRIM")?;
-    one.write(12 * MIB, &data, 0)?.ok("the last")?;
-    one.disconnect()?;
-    two.disconnect()?;
-    server.terminate();
-    server.finished()?;
-    check!(image::bytes_at(&path, 12 * MIB, data.len())? == data, "not written at the end");
-    let mut trimmed = data;
-    trimmed[..8 << 10].fill(0);
-    check!(image::bytes_at(&path, 8 * MIB, trimmed.len())? == trimmed, "what was trimmed");
-    Ok(())
 }
 
 /// Each client does everything to a part of its own, where it knows every byte, over two connections, with a cache of four
