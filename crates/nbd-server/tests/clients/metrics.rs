@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -11,6 +13,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
         trial("metrics/a_stopped_server_keeps_its_clients", &[], stopped),
+        trial("metrics/no_thread_for_a_client", &[], no_thread),
     ]
 }
 
@@ -204,5 +207,20 @@ fn stopped(lab: &Lab) -> Res {
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     check!(text.starts_with("HTTP/1.0 200 OK"), "{text:?}");
+    server.stop()
+}
+
+/// A client for which the system has no thread is closed, and a later one is answered.
+fn no_thread(lab: &Lab) -> Res {
+    let (server, path) = start(lab)?;
+    let limit = |limit| prlimit(Pid::from_raw(server.pid() as i32), Resource::As, limit);
+    let room = server.memory("VmSize")? + MIB; // for no stack
+    let before = limit(Rlimit { current: Some(room), ..getrlimit(Resource::As) })?;
+    // Some of them get the stack of a thread that has ended.
+    let crowd = (0..16).map(|_| UnixStream::connect(&path)).collect::<Result<Vec<_>, _>>()?;
+    server.logged("cannot accept a client of the metrics")?;
+    limit(before)?;
+    drop(crowd);
+    values(&path)?;
     server.stop()
 }
