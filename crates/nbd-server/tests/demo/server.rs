@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -37,10 +37,7 @@ pub(crate) enum Fault {
 /// Requests that are answered rightly before a fault strikes.
 const GRACE: u64 = 200;
 
-pub(crate) struct Server {
-    dir: TempDir,
-    shared: Arc<Shared>,
-}
+pub(crate) struct Server(TempDir);
 
 struct Shared {
     export: ExportInfo,
@@ -61,9 +58,8 @@ impl Server {
         };
         let image = Mutex::new(vec![0; size as usize]);
         let shared = Arc::new(Shared { export, fault, image, served: AtomicU64::new(0) });
-        let dir = tempfile::tempdir().unwrap();
-        let server = Self { dir, shared: Arc::clone(&shared) };
-        let listener = UnixListener::bind(server.path()).unwrap();
+        let server = Self(tempfile::tempdir().unwrap());
+        let listener = UnixListener::bind(server.socket()).unwrap();
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let shared = Arc::clone(&shared);
@@ -73,17 +69,8 @@ impl Server {
         server
     }
 
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("socket")
-    }
-
-    pub(crate) fn socket(&self) -> &Path {
-        // Leaked: a few bytes per test.
-        Box::leak(self.path().into_boxed_path())
-    }
-
-    pub(crate) fn flags(&self) -> TransmissionFlags {
-        self.shared.export.flags
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.0.path().join("socket")
     }
 }
 
