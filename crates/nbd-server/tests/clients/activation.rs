@@ -7,13 +7,13 @@ use crate::lab::*;
 use crate::process::stop_forked;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![
+    all([
         trial("activation/several_sockets", &[], several),
         trial("activation/a_client_that_came_first", &[], came_first),
         trial("activation/in_the_background", &[], in_background),
         trial("activation/sockets_of_another_process", &[], of_another),
         trial("activation/what_is_no_listening_socket", &[], no_listeners),
-    ]
+    ])
 }
 
 fn launch(lab: &Lab) -> Res<Launch<'_>> {

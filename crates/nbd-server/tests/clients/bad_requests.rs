@@ -5,19 +5,18 @@ use std::net::Shutdown;
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
-    let mut trials = Vec::new();
-    trials.extend(per_backend(all, "out_of_range", &[], out_of_range));
-    trials.extend(per_backend(all, "payload_over_the_limit", &[], over_the_limit));
-    trials.extend(per_backend(all, "refused_write_keeps_step", &[], refused_write_keeps_step));
-    trials.extend(per_backend(all, "structured_reads", &[], structured_reads));
-    trials.push(trial("requests/unknown_command_and_flags", &[], unknown));
-    trials.push(trial("requests/bad_magic_closes", &[], bad_magic));
-    trials.extend(per_backend(all, "answered_before_a_bad_magic", &[], answered_first));
-    trials.extend(per_backend(all, "answered_before_half_a_payload", &[], answered_before_half));
-    trials.push(trial("requests/read_only_export", &[], read_only));
-    trials.push(trial("requests/unaligned_under_direct", &[Need::Direct], unaligned));
-    trials
+    all([
+        per_backend(ALL, "out_of_range", &[], out_of_range),
+        per_backend(ALL, "payload_over_the_limit", &[], over_the_limit),
+        per_backend(ALL, "refused_write_keeps_step", &[], refused_write_keeps_step),
+        per_backend(ALL, "structured_reads", &[], structured_reads),
+        trial("requests/unknown_command_and_flags", &[], unknown),
+        trial("requests/bad_magic_closes", &[], bad_magic),
+        per_backend(ALL, "answered_before_a_bad_magic", &[], answered_first),
+        per_backend(ALL, "answered_before_half_a_payload", &[], answered_before_half),
+        trial("requests/read_only_export", &[], read_only),
+        trial("requests/unaligned_under_direct", &[Need::Direct], unaligned),
+    ])
 }
 
 fn start(lab: &Lab, backend: Backend, size: u64) -> Res<Server> {

@@ -4,10 +4,10 @@ use crate::images::fio;
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
-    let mut trials = per_backend(all, "client_killed_under_load", &[Need::Fio], client_killed);
-    trials.extend(per_backend(all, "sigterm_ends_every_session", &[], sessions_end));
-    trials
+    all([
+        per_backend(ALL, "client_killed_under_load", &[Need::Fio], client_killed),
+        per_backend(ALL, "sigterm_ends_every_session", &[], sessions_end),
+    ])
 }
 
 /// kill -9 of a fio with 64 writes in flight. A bystander's reads and writes go on, and the dead

@@ -4,7 +4,7 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![
+    all([
         trial("devices/read_only_is_refused", &[Need::LoopDevice], read_only_device),
         trial("durability/name_of_a_new_image", &[Need::Strace], new_name),
         trial("locks/of_qemu", &[Need::QemuIo], qemu_locks),
@@ -17,7 +17,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("contact/log_names_the_peer", &[], log_names_peer),
         trial("large/in_a_folder", &[], large_in_folder),
         trial("large/growth_past_the_limit", &[], growth_past_the_limit),
-    ]
+    ])
 }
 
 /// A loop device, detached when dropped.
@@ -269,29 +269,21 @@ fn messages(lab: &Lab) -> Res {
     fs::write(&plain, "text")?;
     let bare = || Launch::bare(lab).with("--backend threads");
     let missing = lab.path("nosuch");
-    let refused = |launch: Launch<'_>, wanted: &[&str], not: &str| -> Res {
-        let log = launch.refused(1, wanted)?;
-        check!(!log.lines().last().unwrap_or_default().contains(not), "{log}");
-        Ok(())
-    };
-    let served = || Launch::bare(lab).image(&image).on_socket("s");
-    refused(served().with("--pid-file /nosuch/pid"), &["pid file", "/nosuch/pid"], "image")?;
-    refused(
-        bare().arg("--export-dir").arg(&missing).on_socket("s"),
-        &["folder", "nosuch"],
-        "image",
-    )?;
-    refused(
-        bare().image(&missing).on_socket("s"),
-        &["nosuch", "does not exist", "--size"],
-        "folder",
-    )?;
-    check!(!missing.exists(), "the image was created");
-    let new = bare().image(&lab.path("new")).arg("--read-only").on_socket("s");
-    refused(new, &["new", "only reads"], "--size")?;
-    refused(bare().image(&image).arg("--socket").arg(&plain), &["plain", "no socket"], "in use")?;
+    let served = || Launch::bare(lab).image(&image);
+    let new = bare().image(&lab.path("new")).with("--read-only");
     let direct = bare().image(Path::new("/proc/version")).with("--read-only --direct");
-    refused(direct.on_socket("s"), &["/proc/version", "O_DIRECT", "--direct"], "Invalid argument")?;
+    for (launch, words, not) in [
+        (served().with("--pid-file /nosuch/pid"), &["pid file", "/nosuch/pid"][..], "image"),
+        (bare().arg("--export-dir").arg(&missing), &["folder", "nosuch"], "image"),
+        (bare().image(&missing), &["nosuch", "does not exist", "--size"], "folder"),
+        (new, &["new", "only reads"], "--size"),
+        (direct, &["/proc/version", "O_DIRECT", "--direct"], "Invalid argument"),
+    ] {
+        let log = launch.on_socket("s").refused(1, words)?;
+        check!(!log.lines().last().unwrap_or_default().contains(not), "{log}");
+    }
+    bare().image(&image).arg("--socket").arg(&plain).refused(1, &["plain", "no socket"])?;
+    check!(!missing.exists(), "an image was created");
     check!(fs::read_to_string(&plain)? == "text", "the file was replaced");
     Ok(())
 }

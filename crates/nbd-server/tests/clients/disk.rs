@@ -3,15 +3,11 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
-    let buffered = &[Backend::Uring, Backend::Threads];
-    let mut trials = Vec::new();
-    let tmpfs = &[Need::SmallTmpfs];
-    trials.extend(per_backend(buffered, "full_disk_delays_no_other", tmpfs, beside_a_full_disk));
-    trials.extend(per_backend(all, "image_shrinks", &[], image_shrinks));
-    let slow = &[Need::NoZeroRange];
-    trials.extend(per_backend(buffered, "zeroes_without_zero_range", slow, slow_zero));
-    trials
+    all([
+        per_backend(BUFFERED, "full_disk_delays_no_other", &[Need::SmallTmpfs], beside_a_full_disk),
+        per_backend(ALL, "image_shrinks", &[], image_shrinks),
+        per_backend(BUFFERED, "zeroes_without_zero_range", &[Need::NoZeroRange], slow_zero),
+    ])
 }
 
 /// The start of a command line that runs the rest with a small file system at `mount`.

@@ -5,17 +5,16 @@ use crate::lab::*;
 use crate::trace::{Strace, strace};
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = Vec::new();
     let needs = &[Need::Strace];
     // strace does not see what the ring does; there the same code asks the same engine.
     let seen = &[Backend::Aio, Backend::Threads];
     let cached = |lab: &Lab, backend| strace_it(lab, backend, true);
-    trials.extend(per_backend(seen, "strace_sync_before_reply", needs, cached));
     let uncached = |lab: &Lab, backend| strace_it(lab, backend, false);
-    trials.extend(per_backend(seen, "strace_uncached_sync_before_reply", needs, uncached));
-    let hits = per_backend(&Backend::ALL, "cache_hits_call_only_the_socket", needs, hit_calls);
-    trials.extend(hits);
-    trials
+    all([
+        per_backend(seen, "strace_sync_before_reply", needs, cached),
+        per_backend(seen, "strace_uncached_sync_before_reply", needs, uncached),
+        per_backend(ALL, "cache_hits_call_only_the_socket", needs, hit_calls),
+    ])
 }
 
 /// The commands, in order: name, type, flags, offset, length, and whether a sync must come first.

@@ -3,7 +3,7 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits)
+    per_backend(ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits)
 }
 
 const EXTENDED_HEADERS: u32 = 11;

@@ -3,18 +3,12 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
-    let mut trials = Vec::new();
-    trials.extend(per_backend(
-        all,
-        "nbdinfo_map",
-        &[Need::NbdInfo, Need::PunchAndZero],
-        map_by_nbdinfo,
-    ));
     let tools = &[Need::NbdCopy, Need::QemuImg, Need::PunchAndZero];
-    trials.extend(per_backend(all, "copies_after_unflushed_writes", tools, copies));
-    trials.push(trial("extents/answers", &[Need::PunchAndZero], answers));
-    trials
+    all([
+        per_backend(ALL, "nbdinfo_map", &[Need::NbdInfo, Need::PunchAndZero], map_by_nbdinfo),
+        per_backend(ALL, "copies_after_unflushed_writes", tools, copies),
+        trial("extents/answers", &[Need::PunchAndZero], answers),
+    ])
 }
 
 /// A connection to `vol` that chose `base:allocation`, and the context's id.

@@ -5,12 +5,13 @@ use std::os::unix::fs::symlink;
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = per_backend(&Backend::ALL, "folder_of_images", &[], images);
-    trials.push(trial("folder/come_and_go", &[], come_and_go));
-    trials.push(trial("folder/what_is_no_image", &[], no_images));
-    trials.push(trial("folder/locks", &[], locks));
-    trials.push(trial("folder/let_go", &[], let_go));
-    trials
+    all([
+        per_backend(ALL, "folder_of_images", &[], images),
+        trial("folder/come_and_go", &[], come_and_go),
+        trial("folder/what_is_no_image", &[], no_images),
+        trial("folder/locks", &[], locks),
+        trial("folder/let_go", &[], let_go),
+    ])
 }
 
 /// A folder with two images, and a server of it.

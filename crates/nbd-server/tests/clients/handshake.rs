@@ -3,10 +3,10 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![
+    all([
         trial("handshake/garbage_closes", &[], garbage),
         trial("handshake/answers_to_options", &[], options),
-    ]
+    ])
 }
 
 fn start(lab: &Lab) -> Res<Server> {

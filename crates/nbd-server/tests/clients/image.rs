@@ -1,35 +1,24 @@
 //! Image files: sparse with random parts, and their comparison.
 
+use testkit::rng::Rng;
+
 use crate::lab::*;
 
-/// A small generator (xorshift64*): the same seed gives the same bytes.
-pub(crate) struct Random(u64);
+/// The same seed gives the same bytes.
+pub(crate) struct Random(Rng);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        Random(Rng::with_seed(seed))
     }
 
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
-        for piece in bytes.chunks_mut(8) {
-            piece.copy_from_slice(&self.next().to_le_bytes()[..piece.len()]);
-        }
+        self.0.u64(..bound)
     }
 
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        self.fill(&mut bytes);
+        self.0.fill(&mut bytes);
         bytes
     }
 }

@@ -6,12 +6,11 @@ use crate::lab::*;
 const SIZE: u64 = 256 * MIB;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
-    let mut trials = Vec::new();
-    trials.extend(per_backend(all, "qemu_img_convert_compare", &[Need::QemuImg], convert));
-    trials.extend(per_backend(all, "nbdcopy_connections", &[Need::NbdCopy], nbdcopy));
-    trials.extend(per_backend(all, "fio_verify_crc32c", &[Need::Fio], fio_verify));
-    trials
+    all([
+        per_backend(ALL, "qemu_img_convert_compare", &[Need::QemuImg], convert),
+        per_backend(ALL, "nbdcopy_connections", &[Need::NbdCopy], nbdcopy),
+        per_backend(ALL, "fio_verify_crc32c", &[Need::Fio], fio_verify),
+    ])
 }
 
 fn qemu_img<'a>(lab: &Lab, args: impl IntoIterator<Item = &'a str>) -> Res<String> {

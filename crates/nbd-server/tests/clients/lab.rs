@@ -84,9 +84,23 @@ impl Backend {
     }
 }
 
+pub(crate) const ALL: &[Backend] = &Backend::ALL;
+/// Those that use the page cache.
+pub(crate) const BUFFERED: &[Backend] = &[Backend::Uring, Backend::Threads];
+
+/// The trials of a file.
+pub(crate) fn all<const N: usize>(trials: [Vec<Trial>; N]) -> Vec<Trial> {
+    trials.into_iter().flatten().collect()
+}
+
+/// Trials that run only if they are asked for.
+pub(crate) fn ignored(trials: Vec<Trial>) -> Vec<Trial> {
+    trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect()
+}
+
 /// One trial that does not depend on the backend.
-pub(crate) fn trial(name: &str, needs: &[Need], body: fn(&Lab) -> Res) -> Trial {
-    build(name.to_string(), needs.to_vec(), TRIAL_DEADLINE, body)
+pub(crate) fn trial(name: &str, needs: &[Need], body: fn(&Lab) -> Res) -> Vec<Trial> {
+    vec![build(name.to_string(), needs.to_vec(), TRIAL_DEADLINE, body)]
 }
 
 /// The same, with another deadline.
@@ -95,8 +109,8 @@ pub(crate) fn trial_for(
     name: &str,
     needs: &[Need],
     body: impl FnOnce(&Lab) -> Res + Send + 'static,
-) -> Trial {
-    build(name.to_string(), needs.to_vec(), deadline, body)
+) -> Vec<Trial> {
+    vec![build(name.to_string(), needs.to_vec(), deadline, body)]
 }
 
 /// The trial `<backend>/<name>` for each of `backends`.

@@ -32,7 +32,6 @@ mod objects;
 mod pressure;
 mod process;
 mod s3;
-mod sandbox;
 mod server;
 mod startup;
 mod tcp;

@@ -7,14 +7,14 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![
+    all([
         trial("metrics/count_what_clients_do", &[], counts),
         trial("metrics/of_two_files_with_one_name", &[], one_name),
         trial("metrics/by_curl", &[Need::Curl], by_curl),
         trial("metrics/slow_readers_harm_nobody", &[], slow_readers),
         trial("metrics/a_stopped_server_keeps_its_clients", &[], stopped),
         trial("metrics/no_thread_for_a_client", &[], no_thread),
-    ]
+    ])
 }
 
 fn start(lab: &Lab) -> Res<(Server, PathBuf)> {

@@ -6,28 +6,25 @@ use socket2::{Domain, Socket, Type};
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
-    let mut trials = vec![trial("pressure/handshake_deadline", &[], handshake_deadline)];
-    let body = |lab: &Lab, backend| crowd(lab, backend, 8, greedy);
-    trials.extend(per_backend(all, "eight_clients_never_read", &[], body));
-    let body = |lab: &Lab, backend| crowd(lab, backend, 16, stalled_writer);
-    trials.extend(per_backend(all, "stalled_writers_starve_nobody", &[], body));
-    trials.push(trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog));
-    trials.extend(per_backend(all, "slow_reader_leaves_room", &[], slow_reader));
-    trials.extend(per_backend(all, "deadline_frees_memory", &[], |lab: &Lab, backend| {
-        deadline_frees(lab, backend, false)
-    }));
-    trials.extend(per_backend(all, "deadline_frees_trickled_memory", &[], |lab: &Lab, backend| {
-        deadline_frees(lab, backend, true)
-    }));
+    let never_read = |lab: &Lab, backend| crowd(lab, backend, 8, greedy);
+    let stalled = |lab: &Lab, backend| crowd(lab, backend, 16, stalled_writer);
+    let silent = |lab: &Lab, backend| deadline_frees(lab, backend, false);
+    let trickling = |lab: &Lab, backend| deadline_frees(lab, backend, true);
     let big = &[Need::LargeSocketBuffer];
-    let written = &[Backend::Uring, Backend::Threads];
-    trials.extend(per_backend(written, "thousand_zeroes", &[Need::NoZeroRange], zeroes_flood));
-    trials.extend(per_backend(all, "client_vanishes_mid_request", &[], vanishes));
-    trials.extend(per_backend(all, "payload_received_whole", big, payload_in_one_go));
-    trials.push(trial("pressure/half_open_clients_leave_room", &[], half_open));
-    trials.push(trial("pressure/an_address_has_half", &[], two_per_address));
-    trials
+    all([
+        trial("pressure/handshake_deadline", &[], handshake_deadline),
+        per_backend(ALL, "eight_clients_never_read", &[], never_read),
+        per_backend(ALL, "stalled_writers_starve_nobody", &[], stalled),
+        trial("pressure/sigterm_beside_a_hog", &[], sigterm_beside_a_hog),
+        per_backend(ALL, "slow_reader_leaves_room", &[], slow_reader),
+        per_backend(ALL, "deadline_frees_memory", &[], silent),
+        per_backend(ALL, "deadline_frees_trickled_memory", &[], trickling),
+        per_backend(BUFFERED, "thousand_zeroes", &[Need::NoZeroRange], zeroes_flood),
+        per_backend(ALL, "client_vanishes_mid_request", &[], vanishes),
+        per_backend(ALL, "payload_received_whole", big, payload_in_one_go),
+        trial("pressure/half_open_clients_leave_room", &[], half_open),
+        trial("pressure/an_address_has_half", &[], two_per_address),
+    ])
 }
 
 /// What a server may hold for clients that do not take their replies.

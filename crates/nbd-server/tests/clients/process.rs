@@ -7,7 +7,7 @@ use crate::lab::*;
 const ENOSPC: u32 = 28;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![
+    all([
         trial("process/fork", &[], fork),
         trial("process/fork_that_fails", &[], fork_that_fails),
         trial("process/run", &[Need::NbdInfo], run),
@@ -16,7 +16,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("process/client_without_image", &[], client_without_image),
         trial("process/socket_access", &[], socket_access),
         trial("process/hang_up_grows_exports", &[Need::NbdInfo], hang_up),
-    ]
+    ])
 }
 
 fn launch(launch: Launch<'_>) -> Res<Launch<'_>> {

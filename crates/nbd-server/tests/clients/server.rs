@@ -7,7 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::ExitStatus;
 
 use crate::lab::*;
-use crate::{metrics, sandbox};
+use crate::metrics;
 
 /// The program under test.
 pub(crate) fn binary() -> PathBuf {
@@ -21,7 +21,6 @@ pub(crate) struct Launch<'a> {
     args: Vec<OsString>,
     socket: Option<PathBuf>,
     metrics: Option<PathBuf>,
-    without_uring: bool,
     handed_over: Vec<OwnedFd>,
 }
 
@@ -54,7 +53,6 @@ impl<'a> Launch<'a> {
             args: Vec::new(),
             socket: None,
             metrics: None,
-            without_uring: false,
             handed_over: Vec::new(),
         }
     }
@@ -120,9 +118,9 @@ impl<'a> Launch<'a> {
     }
 
     /// Runs the server where `io_uring_setup` gives EPERM, as in many containers.
-    pub(crate) fn without_uring(mut self) -> Self {
-        self.without_uring = true;
-        self
+    pub(crate) fn without_uring(self) -> Self {
+        let refused = ["-e", "trace=io_uring_setup", "-e", "inject=io_uring_setup:error=EPERM"];
+        self.through(["strace", "-D", "-f", "-o", "/dev/null"]).through(refused)
     }
 
     /// Hands it listening sockets, as `systemd` does. With `pid` they are said to be for that process.
@@ -149,11 +147,6 @@ impl<'a> Launch<'a> {
         command.stdout(File::create(&stdout)?).stderr(File::create(&stderr)?);
         // SAFETY: between fork and exec it makes one system call, on plain numbers.
         unsafe { command.pre_exec(hear_of_hang_up) };
-        if self.without_uring {
-            // SAFETY: between fork and exec it makes two system calls, which neither allocate nor
-            // lock, on memory that the fork copied.
-            unsafe { command.pre_exec(sandbox::refuse_uring) };
-        }
         let handed_over: Vec<_> = self.handed_over.iter().map(AsRawFd::as_raw_fd).collect();
         if !handed_over.is_empty() {
             let give = move || {

@@ -4,7 +4,7 @@ use crate::lab::*;
 use crate::server;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![
+    all([
         trial("startup/unreadable_image", &[], unreadable_image),
         trial("startup/size_creates_image", &[], size_creates),
         trial("startup/failed_size_leaves_no_image", &[], failed_size),
@@ -13,8 +13,8 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("startup/two_names_one_file", &[], two_names),
         trial("images/readonly_option", &[], readonly_option),
         trial("startup/help_and_readme_agree", &[], help),
-        trial("startup/uring_refused", &[], uring_refused),
-    ]
+        trial("startup/uring_refused", &[Need::Strace], uring_refused),
+    ])
 }
 
 /// `--help` is a manual; and every option of ours that the README's commands have is in it.

@@ -3,7 +3,7 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    per_backend(&Backend::ALL, "tcp_sigterm_delivers", &[], sigterm)
+    per_backend(ALL, "tcp_sigterm_delivers", &[], sigterm)
 }
 
 /// SIGTERM while 32 replies of 1 MiB are on their way and the client goes on sending requests:

@@ -35,17 +35,15 @@ pub(crate) fn trials() -> Vec<Trial> {
         let end = tearings.min(first + PER_TRIAL);
         let body =
             move |lab: &Lab, backend: Backend| stress_tearings(lab, backend, first..end, "0");
-        trials.extend(per_backend(&Backend::ALL, &name, &[], body));
+        trials.extend(per_backend(ALL, &name, &[], body));
         // Large enough for all that is written, and for a part of it.
         let cache = if (first / PER_TRIAL).is_multiple_of(2) { "64M" } else { "1M" };
         let name = format!("stress_cached_tearings_from_{first:04}");
         let body =
             move |lab: &Lab, backend: Backend| stress_tearings(lab, backend, first..end, cache);
-        trials.extend(per_backend(&Backend::ALL, &name, &[], body));
+        trials.extend(per_backend(ALL, &name, &[], body));
     }
-    trials = trials.into_iter().map(|trial| trial.with_ignored_flag(true)).collect();
-    trials.extend(per_backend(&Backend::ALL, "sigterm_loses_no_acknowledged_write", &[], sigterm));
-    trials
+    all([ignored(trials), per_backend(ALL, "sigterm_loses_no_acknowledged_write", &[], sigterm)])
 }
 
 /// What may be found in a block after a kill: `base` if no write of this server's life is safe, or one

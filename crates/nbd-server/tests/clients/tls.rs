@@ -3,17 +3,18 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let mut trials = vec![trial("tls/plaintext_off_this_machine", &[], insecure)];
     let tools = &[Need::OpenSsl, Need::QemuImg, Need::NbdInfo, Need::NbdCopy];
-    trials.extend(per_backend(&Backend::ALL, "tls/copies", tools, copies));
-    trials.push(trial("tls/foreign_certificates", tools, strangers));
-    trials.push(trial("tls/nothing_before", &[Need::OpenSsl], nothing_before));
-    trials.push(trial("tls/injected_plaintext", &[Need::OpenSsl], injected));
-    trials.push(trial("tls/optional", tools, optional));
-    trials.push(trial("tls/revoked", tools, revoked));
-    trials.push(trial("tls/end_behind_data", &[Need::OpenSsl], end_behind_data));
-    trials.push(trial("tls/broken_certificates", &[Need::OpenSsl], broken));
-    trials
+    all([
+        trial("tls/plaintext_off_this_machine", &[], insecure),
+        per_backend(ALL, "tls/copies", tools, copies),
+        trial("tls/foreign_certificates", tools, strangers),
+        trial("tls/nothing_before", &[Need::OpenSsl], nothing_before),
+        trial("tls/injected_plaintext", &[Need::OpenSsl], injected),
+        trial("tls/optional", tools, optional),
+        trial("tls/revoked", tools, revoked),
+        trial("tls/end_behind_data", &[Need::OpenSsl], end_behind_data),
+        trial("tls/broken_certificates", &[Need::OpenSsl], broken),
+    ])
 }
 
 /// Makes `ca-cert.pem` and certificates of that authority in `dir`, valid for so many days.

@@ -3,14 +3,13 @@
 use crate::lab::*;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
-    let mut trials = Vec::new();
-    trials.extend(per_backend(all, "nbdinfo_every_field", &[Need::NbdInfo], every_field));
-    trials.push(trial("nbdinfo_lists_exports", &[Need::NbdInfo], lists_exports));
-    trials.extend(per_backend(all, "qemu_io_patterns", &[Need::QemuIo], patterns));
-    trials.extend(per_backend(all, "qemu_io_discard_and_zeroes", &[Need::QemuIo], discard));
-    trials.extend(per_backend(all, "qemu_io_many_in_flight", &[Need::QemuIo], many_in_flight));
-    trials
+    all([
+        per_backend(ALL, "nbdinfo_every_field", &[Need::NbdInfo], every_field),
+        trial("nbdinfo_lists_exports", &[Need::NbdInfo], lists_exports),
+        per_backend(ALL, "qemu_io_patterns", &[Need::QemuIo], patterns),
+        per_backend(ALL, "qemu_io_discard_and_zeroes", &[Need::QemuIo], discard),
+        per_backend(ALL, "qemu_io_many_in_flight", &[Need::QemuIo], many_in_flight),
+    ])
 }
 
 fn nbdinfo(lab: &Lab, args: &[&str]) -> Res<String> {

@@ -24,7 +24,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let tools = [Need::QemuImg, Need::Fio];
     let with_s3 = [Need::QemuImg, Need::Fio, Need::Moto];
     let name = "volume/what_was_flushed_survives_kills";
-    vec![
+    all([
         trial_for(deadline(folder), name, &tools, move |lab| kills(&Store::folder(lab), folder)),
         trial_for(deadline(s3), &format!("{name}_on_s3"), &with_s3, move |lab| {
             kills_on_s3(lab, s3)
@@ -37,7 +37,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("volume/a_server_is_stopped_while_it_opens_a_volume", &[], stopped),
         trial("volume/on_an_s3_server", &[Need::Moto], on_s3),
         trial("volume/answers_that_are_lost_late_or_repeated", &[Need::Moto], bad_answers),
-    ]
+    ])
 }
 
 const BLOCK: u64 = 4096;

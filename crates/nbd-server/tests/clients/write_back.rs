@@ -9,25 +9,20 @@ use crate::lab::*;
 const BLOCK: u64 = 4096;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let all = &Backend::ALL;
     // What is trimmed has to be zeros there.
     let punches = &[Need::PunchAndZero];
-    let mut trials = Vec::new();
-    trials.extend(per_backend(all, "write_back_mix_with_few_blocks", punches, mix));
-    let needs = &[Need::SmallTmpfs];
-    let buffered = &[Backend::Uring, Backend::Threads];
-    trials.extend(per_backend(buffered, "write_back_on_a_full_disk", needs, full_disk));
     // OFFLOCK_STRESS_SECONDS=900 cargo test --release -p offlock-nbd --test clients -- --ignored soak_
     let time = stress_time(10);
     let deadline = time + Duration::from_secs(120);
     let long = move |lab: &Lab, backend| soak(lab, backend, time);
-    let soaks = per_backend_for(deadline, all, "soak_mixed_load", punches, long);
-    trials.extend(soaks.into_iter().map(|trial| trial.with_ignored_flag(true)));
     let strace = &[Need::Strace];
-    trials.push(trial("write_back/failed_sync", strace, |lab| failed_sync(lab, "1M")));
-    trials
-        .push(trial("write_back/failed_sync_without_a_cache", strace, |lab| failed_sync(lab, "0")));
-    trials
+    all([
+        per_backend(ALL, "write_back_mix_with_few_blocks", punches, mix),
+        per_backend(BUFFERED, "write_back_on_a_full_disk", &[Need::SmallTmpfs], full_disk),
+        ignored(per_backend_for(deadline, ALL, "soak_mixed_load", punches, long)),
+        trial("write_back/failed_sync", strace, |lab| failed_sync(lab, "1M")),
+        trial("write_back/failed_sync_without_a_cache", strace, |lab| failed_sync(lab, "0")),
+    ])
 }
 
 fn launch<'a>(lab: &'a Lab, backend: Backend, image: &Path, cache: &str) -> Launch<'a> {
