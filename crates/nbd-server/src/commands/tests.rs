@@ -162,11 +162,8 @@ fn anything_at_any_place_is_what_a_plain_image_would_have() {
         let mut lab = Lab::with(LEN, cache as u64, by);
         // If the file system cannot punch holes, TRIM has no effect.
         let trims = lab.disk.inner().discard(0, BLOCK as u64).is_ok();
-        let mut state = seed as u64;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as usize % below
-        };
+        let mut rng = testkit::rng::seeded(seed);
+        let mut random = |below| rng.usize(..below);
         for round in 0..600 {
             let offset = random(LEN - 1);
             let most = [64, BLOCK + 1, 8 * BLOCK, LEN][random(4)];
