@@ -4,7 +4,7 @@ use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, OPTION_MAGIC, 
 use nbd_protocol::{
     ClientError, ClientHandshake, ClientStep, CloseReason, ExportInfo, Handshake, HeaderStyle,
     InfoType, MAX_META_DATA, MAX_OPTION_DATA, MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_REPLIES,
-    MAX_STRING, Negotiated, Step, TransmissionFlags,
+    MAX_STRING, Negotiated, Step,
 };
 
 use crate::driven;
@@ -309,18 +309,4 @@ pub(crate) fn negotiate(
             return Ok(Talk { said, asked, client: step, server: last });
         }
     }
-}
-
-#[test]
-fn flags_that_need_another_are_not_advertised_without_it() {
-    use TransmissionFlags as F;
-    let mut export = ExportInfo::new("disk", 0);
-    export.flags = F::SEND_DF | F::SEND_FAST_ZERO;
-    assert_eq!(export.advertised(HeaderStyle::Structured), F::HAS_FLAGS | F::SEND_DF);
-    assert_eq!(export.advertised(HeaderStyle::Simple), F::HAS_FLAGS);
-    export.flags |= F::SEND_WRITE_ZEROES;
-    assert_eq!(
-        export.advertised(HeaderStyle::Simple),
-        F::HAS_FLAGS | F::SEND_WRITE_ZEROES | F::SEND_FAST_ZERO
-    );
 }
