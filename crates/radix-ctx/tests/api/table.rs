@@ -1,12 +1,8 @@
 //! Cases of one thread that the steps of `table_ops` do not have.
 
-use std::sync::Arc;
-
-use offlock_percpu::rcu;
 use radix_ctx::{CtxTable, Id};
-use testkit::wait_until;
 
-use crate::support::{alone, panics};
+use crate::support::alone;
 
 /// An empty slab is kept for the next insert, which uses it before another slab becomes empty. Only a slab
 /// without contexts is released then.
@@ -68,31 +64,4 @@ fn retain_counts_no_context_that_another_call_removes() {
     assert_eq!((removed, table.len()), (0, 0));
     table.flush().unwrap();
     table.validate();
-}
-
-/// `keep` returns, or panics. No later call of the table is needed: `retain` has told RCU of what it removed.
-#[test]
-fn what_retain_removed_is_dropped_by_rcu() {
-    let _alone = alone();
-    for half_way in [false, true] {
-        let table = CtxTable::new();
-        let value = Arc::new(());
-        (0..100).for_each(|n| _ = table.insert((n, Arc::clone(&value))).unwrap());
-        let keeps = |n: i32| n % 10 == 0;
-        let retain = || {
-            table.retain(|_, &(n, _)| {
-                assert!(!half_way || n != 99, "half-way");
-                keeps(n)
-            })
-        };
-        assert_eq!(panics(retain), half_way);
-        let left: Vec<i32> = table.iter(&rcu::pin()).map(|(_, &(n, _))| n).collect();
-        assert!((0..100).filter(|&n| keeps(n)).all(|n| left.contains(&n)));
-        assert!(left.len() < 100, "a batch was removed before the panic");
-        wait_until(|| {
-            rcu::poll();
-            Arc::strong_count(&value) == 1 + left.len()
-        });
-        table.validate();
-    }
 }

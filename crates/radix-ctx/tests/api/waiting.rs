@@ -368,24 +368,34 @@ fn a_panic_of_user_code_stops_nothing() {
     assert_empty(&table);
 }
 
-/// RCU drops what was removed, although a waker or a drop panics. No later call of the table is needed.
+/// RCU drops what was removed, also if `keep`, a drop or a waker panics. No later call of the table is needed.
 #[test]
-fn rcu_goes_on_behind_a_panic() {
+fn rcu_drops_what_was_removed_also_behind_a_panic() {
     let _alone = alone();
-    for by_waker in [false, true] {
-        let (table, drops) = (CtxTable::new(), Arc::new(AtomicUsize::new(0)));
-        let context = || if by_waker { counted(&drops) } else { first_panics(&drops) };
-        let ids = [(); 4].map(|()| table.insert(context()).unwrap());
-        if by_waker {
+    const WAYS: [fn(&Table, &[Id; 100]); 4] = [
+        |table, _| assert_eq!(table.retain(|id, _| id.index() % 10 == 0), 90),
+        |table, ids| {
+            let half_way = |id| id != ids[99] || panic!("keep");
+            assert!(panics(|| table.retain(|id, _| half_way(id) && id.index() % 10 == 0)));
+        },
+        |table, ids| ids.iter().for_each(|&id| _ = table.remove(id).unwrap()),
+        |table, ids| {
             let held = table.get_ref(ids[0]).unwrap();
             let mut removed = pin!(CtxRef::removed(&held));
             assert!(poll(removed.as_mut(), &Arc::new(PanickingWaker).into()).is_pending());
             assert!(panics(|| table.begin_remove_all()));
-        } else {
-            ids.iter().for_each(|&id| _ = table.remove(id).unwrap());
-        }
+        },
+    ];
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let (table, drops) = (CtxTable::new(), Arc::new(AtomicUsize::new(0)));
+        let context = || if number == 2 { first_panics(&drops) } else { counted(&drops) };
+        let ids = [(); 100].map(|()| table.insert(context()).unwrap());
+        way(&table, &ids);
+        assert!(number >= 2 || ids.iter().step_by(10).all(|&id| table.contains(id)));
         drain();
-        assert_eq!(drops.load(Relaxed), 4, "by a waker: {by_waker}");
+        let left = table.len();
+        assert!(drops.load(Relaxed) == 100 - left && left < 100, "way {number}: {left} left");
+        table.validate();
     }
 }
 
