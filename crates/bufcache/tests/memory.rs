@@ -1,4 +1,4 @@
-//! When memory is asked for: an allocator that counts.
+//! When memory is asked for, and that there may be none: an allocator that counts and refuses.
 #![cfg(not(offlock_model))]
 
 use std::sync::Barrier;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use bufcache::{Cache, Eviction, MemoryDevice};
-use testkit::alloc::{ThreadAllocator, thread_bytes};
+use bufcache::{BuildError, Cache, Eviction, MemoryDevice};
+use testkit::alloc::{ThreadAllocator, refuse_large, thread_bytes};
 
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
@@ -114,5 +114,19 @@ fn the_shadows_take_so_much() {
     for (blocks, kib) in [(128, 24), (512, 64), (2048, 180), (1 << 20, 180)] {
         let extra = extra(blocks);
         assert!((kib * 512..=kib * 1024).contains(&extra), "{blocks} blocks: {extra} bytes");
+    }
+}
+
+/// Nothing aborts.
+#[test]
+fn a_cache_without_memory_for_one_of_its_parts_is_refused() {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
+        let build = || Cache::builder(64 << 20).block_size(512).eviction(eviction).build();
+        let mut admitted = 0;
+        while let (built, true) = refuse_large(128 << 10, admitted, build) {
+            assert!(matches!(built, Err(BuildError::NoMemory)), "part {admitted}");
+            admitted += 1;
+        }
+        assert!(admitted >= 4, "{admitted} large allocations: what is tested?");
     }
 }

@@ -13,5 +13,5 @@ mod thread;
 pub use process::{Counted, CountingAllocator, counted};
 pub use thread::{
     Calls, ThreadAllocator, admitted_left, calls, process_bytes, refuse_after, refuse_first,
-    thread_bytes, until_admitted,
+    refuse_large, thread_bytes, until_admitted,
 };

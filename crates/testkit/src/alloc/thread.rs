@@ -17,6 +17,8 @@ thread_local! {
     static ADMITTED: Cell<usize> = const { Cell::new(0) };
     /// The number of allocations that are refused then.
     static REFUSALS: Cell<usize> = const { Cell::new(0) };
+    /// The bytes of the smallest allocation that may be refused.
+    static LEAST: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The number of calls of the allocator. A `realloc` is both an allocation and a release.
@@ -60,9 +62,10 @@ impl ThreadAllocator {
     /// Counts an allocation, and returns whether it is admitted.
     fn admits(&self, allocated: usize) -> bool {
         self.count(Calls { allocated: 1, freed: 0 });
-        let admitted = REFUSALS.get() == 0 || ADMITTED.get() > 0;
+        let is_large = allocated >= LEAST.get();
+        let admitted = !is_large || REFUSALS.get() == 0 || ADMITTED.get() > 0;
         if admitted {
-            ADMITTED.set(ADMITTED.get().saturating_sub(1));
+            ADMITTED.set(ADMITTED.get().saturating_sub(is_large.into()));
             add_bytes(allocated as i64);
         } else if REFUSALS.get() != usize::MAX {
             REFUSALS.set(REFUSALS.get() - 1);
@@ -197,6 +200,14 @@ pub fn refuse_first<R>(count: usize, f: impl FnOnce() -> R) -> (R, usize) {
     (result, count - left)
 }
 
+/// Runs `f`. Of its allocations of `least` bytes or more on this thread, the one behind the first `admitted` is refused.
+/// Returns whether there was one.
+pub fn refuse_large<R>(least: usize, admitted: usize, f: impl FnOnce() -> R) -> (R, bool) {
+    LEAST.set(least);
+    let (result, left) = refusing(admitted, 1, f);
+    (result, left == 0)
+}
+
 /// Returns the refusals that are left as well.
 fn refusing<R>(admitted: usize, refusals: usize, f: impl FnOnce() -> R) -> (R, usize) {
     /// Ends the refusals, after a panic too: its message is allocated.
@@ -206,6 +217,7 @@ fn refusing<R>(admitted: usize, refusals: usize, f: impl FnOnce() -> R) -> (R, u
         fn drop(&mut self) {
             REFUSALS.set(0);
             ADMITTED.set(0);
+            LEAST.set(0);
         }
     }
 
