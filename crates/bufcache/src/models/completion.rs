@@ -14,11 +14,24 @@ use offlock_sync::model;
 use offlock_sync::{Mutex, thread};
 
 use super::task::block_on;
-use super::world::{BLOCKS, LONG, SIZE, attach, builder, thoroughly};
+use super::world::{BLOCKS, LONG, SIZE, builder, thoroughly};
+
+type Threads = Arc<Mutex<Vec<thread::JoinHandle<()>>>>;
 
 /// Another thread fails each write, and drops each sync.
-#[derive(Default)]
-struct Elsewhere(Mutex<Vec<thread::JoinHandle<()>>>);
+struct Elsewhere {
+    threads: Threads,
+    _own: Option<Own>,
+}
+
+/// Tells whether the thread that made it drops it.
+struct Own(thread::ThreadId, Arc<AtomicBool>);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.1.store(thread::current().id() == self.0, Relaxed);
+    }
+}
 
 impl BlockDevice for Elsewhere {
     fn len(&self) -> u64 {
@@ -33,40 +46,42 @@ impl BlockDevice for Elsewhere {
         let is_sync = matches!(change.change(), Change::Sync);
         let fail = |write: DeviceChange| write.finish(Err(io::Error::from_raw_os_error(libc::EIO)));
         let ends = move || if is_sync { drop(change) } else { fail(change) };
-        self.0.lock().push(thread::spawn(ends));
+        self.threads.lock().push(thread::spawn(ends));
     }
 }
 
-fn world() -> (Arc<Elsewhere>, Device) {
-    let device = Arc::new(Elsewhere::default());
-    let disk = attach(builder(1, LONG), &device);
-    (device, disk)
+fn world(own: Option<Own>) -> (Threads, Device) {
+    let threads = Threads::default();
+    let elsewhere = Elsewhere { threads: Arc::clone(&threads), _own: own };
+    let options = AttachOptions::new().on_loss(|_| {});
+    let disk = builder(1, LONG).build().unwrap().attach_with(elsewhere, options).unwrap();
+    (threads, disk)
 }
 
-fn join(device: &Elsewhere) {
-    let threads = std::mem::take(&mut *device.0.lock());
+fn join(threads: &Threads) {
+    let threads = std::mem::take(&mut *threads.lock());
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 #[test]
 fn inv17_a_write_of_a_task_that_another_thread_fails() {
     thoroughly(|| {
-        let (device, disk) = world();
+        let (threads, disk) = world(None);
         disk.create(1).unwrap().fill(1);
         let told = block_on(disk.flush_async());
         assert_eq!(told, Err(WriteError::Io { errno: libc::EIO, block: 1 }));
         assert!(disk.is_newer(1..2));
         assert_eq!(disk.invalidate(1), Ok(true)); // so that the end of the device writes nothing
-        join(&device);
+        join(&threads);
     });
 }
 
 #[test]
 fn inv18_a_sync_that_another_thread_drops() {
     thoroughly(|| {
-        let (device, disk) = world();
+        let (threads, disk) = world(None);
         assert_eq!(disk.sync(), Err(WriteError::Poisoned { errno: libc::ECANCELED }));
-        join(&device);
+        join(&threads);
     });
 }
 
@@ -75,12 +90,12 @@ fn inv18_a_sync_that_another_thread_drops() {
 #[test]
 fn inv23_a_write_goes_on_when_its_task_is_gone() {
     model(|| {
-        let (device, disk) = world();
+        let (threads, disk) = world(None);
         disk.create(1).unwrap().fill(1);
         let mut flush = Box::pin(disk.flush_async());
         let _ = flush.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         drop(flush);
-        join(&device);
+        join(&threads);
         // Nothing is marked, and the handle has not been told of the error.
         disk.get_mut(1).unwrap().fill(2);
         assert_eq!(disk.invalidate(1), Ok(true));
@@ -92,57 +107,25 @@ fn inv23_a_write_goes_on_when_its_task_is_gone() {
 #[test]
 fn inv18_a_sync_of_a_task_beside_another() {
     model(|| {
-        let (device, disk) = world();
+        let (threads, disk) = world(None);
         let mut first = Box::pin(disk.sync_async());
         let polled = first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         // It waits for the one that runs, or that one is over. Either has failed.
         assert!(block_on(disk.sync_async()).is_err());
         let told = if let Poll::Ready(told) = polled { told } else { block_on(first) };
         assert!(told.is_err());
-        join(&device);
+        join(&threads);
     });
-}
-
-/// Tells whether the thread that made it drops it.
-struct Own(thread::ThreadId, Arc<AtomicBool>);
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        self.1.store(thread::current().id() == self.0, Relaxed);
-    }
-}
-
-/// A device that another thread syncs, and that its issuer lets go then.
-struct Owned {
-    inner: Arc<Elsewhere>,
-    _own: Own,
-}
-
-impl BlockDevice for Owned {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.inner.read(offset, buf)
-    }
-
-    fn begin(&self, sync: DeviceChange) {
-        self.inner.begin(sync);
-    }
 }
 
 #[test]
 fn inv23_a_device_does_not_go_in_the_thread_that_ends_a_sync() {
     thoroughly(|| {
-        let (elsewhere, is_own) = (Arc::new(Elsewhere::default()), Arc::default());
-        let own = Own(thread::current().id(), Arc::clone(&is_own));
-        let cache = builder(1, LONG).build().unwrap();
-        let owned = Owned { inner: Arc::clone(&elsewhere), _own: own };
-        let disk = cache.attach_with(owned, AttachOptions::new().on_loss(|_| {})).unwrap();
+        let is_own = Arc::default();
+        let (threads, disk) = world(Some(Own(thread::current().id(), Arc::clone(&is_own))));
         assert!(disk.sync().is_err());
-        drop((disk, cache));
-        join(&elsewhere);
+        drop(disk);
+        join(&threads);
         assert!(is_own.load(Relaxed));
     });
 }
