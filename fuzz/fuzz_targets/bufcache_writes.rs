@@ -3,7 +3,7 @@
 #![no_main]
 
 #[allow(dead_code, reason = "the fuzzer makes the steps in one thread")]
-#[path = "../../crates/bufcache/tests/machine/mod.rs"]
+#[path = "../../crates/bufcache/tests/api/machine/mod.rs"]
 mod machine;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {

@@ -37,8 +37,7 @@ percpu-list-properties | 100000 PROPTEST_CASES | # cases | -p percpu-list --test
 aio-reap-stress | 120 OFFLOCK_STRESS_SECONDS | 7 x # s | -p aio-reap --test stress SERIALLY
 aio-reap-model | 5000 OFFLOCK_SOAK | #00 cases, 10^8 operations in 500000 | -p aio-reap --test api -- engine_model::
 bufcache-operations | 7000 PROPTEST_CASES | # cases, 10^6 operations in 7000 | -p bufcache --test api -- write_ops::
-bufcache-power-cuts | 1000 PROPTEST_CASES,OFFLOCK_TEARINGS | # histories, # cuts of each | -p bufcache --test api -- crash::
-bufcache-storms | 20 OFFLOCK_STRESS_SECONDS | # s each | -p bufcache --test stress SERIALLY
+bufcache-storms | 20 OFFLOCK_STRESS_SECONDS | # s each | -p bufcache --test api SERIALLY
 bufcache-power-cuts | 1000 OFFLOCK_TEARINGS | # histories | -p bufcache --test api -- write_ops::inv20_threads
 protocol-properties | 10000000 PROPTEST_CASES | # cases | -p nbd-protocol --test api
 nbd-tearings | 1000 OFFLOCK_TEARINGS | 6 x # kills | -p offlock-nbd --test clients -- --ignored --test-threads=1 stress_

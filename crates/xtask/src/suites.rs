@@ -236,7 +236,7 @@ const SANITIZED: [(&str, &str); 6] = [
         "--skip in_a_thread_local --skip absurd_sizes --skip denied::",
     ),
     ("-p aio-reap --test api", "--skip dropped_or_forgotten --skip reads_of_dropped_operations"),
-    ("-p bufcache --test api", "--skip adaptive::"),
+    ("-p bufcache --test api", "--skip adaptive:: --skip fairness:: --skip panics::"),
     (
         "-p percpu-list --test api --test stress",
         "--include-ignored --test-threads=1 --skip without_rseq",

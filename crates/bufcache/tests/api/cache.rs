@@ -65,13 +65,6 @@ fn a_patience_that_never_ends_waits_for_a_guard() {
 }
 
 #[test]
-fn a_cache_has_room_for_one_block() {
-    let cache = Cache::builder(SIZE).block_size(SIZE).build().unwrap();
-    let disk = cache.attach(Numbered::new(100)).unwrap();
-    (0..3).for_each(|block| assert_eq!(disk.get(block).unwrap()[0], block as u8));
-}
-
-#[test]
 fn a_buffer_has_so_many_pins_and_no_more() {
     let cache = Cache::new(16 * SIZE).unwrap();
     let disk = cache.attach(Numbered::new(100)).unwrap();

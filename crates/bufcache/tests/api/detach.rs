@@ -129,8 +129,8 @@ fn inv23_an_operation_keeps_the_device_attached_and_leaves_nothing_dirty() {
         if let Some(bypass) = bypass {
             bypass.finish(Err(ErrorKind::Other.into())).unwrap_err();
         }
-        drop((take(&mut *disk.loads()), take(&mut *disk.ranges())));
-        assert!(disk.ranges().is_empty(), "the second begins though the device is gone");
+        drop((take(&mut *disk.loads.lock()), take(&mut *disk.ranges.lock())));
+        assert!(disk.ranges.lock().is_empty(), "the second begins though the device is gone");
         disk.does(Begun::Deferred);
         check_that_nothing_is_dirty(&cache, &disk);
     }

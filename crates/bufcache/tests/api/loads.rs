@@ -10,7 +10,7 @@ const LONG: Duration = Duration::from_secs(60);
 fn take(kept: &KeptDevice) -> Load {
     let start = Instant::now();
     loop {
-        if let Some(load) = kept.loads().pop() {
+        if let Some(load) = kept.loads.lock().pop() {
             return load;
         }
         assert!(start.elapsed() < LONG, "no load was begun");

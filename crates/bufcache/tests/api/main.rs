@@ -9,24 +9,26 @@ mod cache;
 mod calls;
 mod claims;
 mod closing;
+mod counts;
 mod deadlocks;
 mod detach;
 mod devices;
 mod engine_writes;
 mod errors;
-#[path = "../kept/mod.rs"]
+mod fairness;
 mod kept;
 mod lent_engine;
 mod loads;
 mod log;
-#[allow(dead_code, reason = "not every test program uses all of it")]
-#[path = "../machine/mod.rs"]
+mod loop_devices;
 mod machine;
 mod operations;
+mod panics;
 mod pressure;
 mod queued;
 mod readahead;
 mod reloaded;
+mod stress;
 mod sync_after_failure;
 mod tasks;
 mod told_once;

@@ -72,7 +72,7 @@ fn inv20_syncs_of_tasks_share_one_that_began_behind_their_writes() {
     let mut first = pin!(device.sync_async());
     assert!(!is_ready(first.as_mut()));
     assert_eq!(kept.end_writes(), 1);
-    assert_eq!(kept.syncs().len(), 1);
+    assert_eq!(kept.syncs.lock().len(), 1);
     let mut others: Vec<_> = (2..10)
         .map(|block| {
             device.create(block).unwrap().fill(2);
@@ -113,7 +113,7 @@ fn a_flush_waits_for_a_marked_block_behind_the_writes_of_the_others() {
 #[test]
 fn inv15_a_bypass_and_a_discard_of_a_task_exclude_each_other() {
     let (cache, device, kept) = attach(Duration::from_secs(5));
-    let ranges = || kept.ranges().len();
+    let ranges = || kept.ranges.lock().len();
     let bypass = |blocks| device.try_bypass(blocks).unwrap();
     device.create(3).unwrap().fill(2);
     let first = bypass(2..4).expect("nothing is in the way");
@@ -129,7 +129,7 @@ fn inv15_a_bypass_and_a_discard_of_a_task_exclude_each_other() {
     assert!(is_ready(flush.as_mut()));
     assert_eq!(ranges(), 1, "the thread that ends the write begins the discard");
     assert!(bypass(5..6).is_none());
-    let range = kept.ranges().pop().unwrap();
+    let range = kept.ranges.lock().pop().unwrap();
     range.finish(Ok(()));
     assert!(is_ready(discard.as_mut()));
     bypass(5..6).expect("the range is free").finish(Ok(())).unwrap();
@@ -285,7 +285,7 @@ fn inv17_the_result_of_a_write_is_that_of_its_block_in_whatever_order_writes_end
         kept.refuse(SIZE as u64..2 * SIZE as u64, libc::EIO);
         let mut flush = Box::pin(device.flush_async());
         assert!(!is_ready(flush.as_mut()));
-        let writes = mem::take(&mut *kept.writes());
+        let writes = mem::take(&mut *kept.writes.lock());
         assert_eq!(writes.len(), 2);
         end(&kept, writes);
         let error = WriteError::Io { errno: libc::EIO, block: 1 };

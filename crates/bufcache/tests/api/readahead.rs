@@ -5,11 +5,16 @@ use crate::world::*;
 
 const SIZE: usize = 4096;
 
+fn new(buffers: usize) -> (Cache, Device, Disk) {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    let cache = Cache::new(buffers * SIZE).unwrap();
+    let disk = cache.attach(Arc::clone(&device)).unwrap();
+    (cache, disk, device)
+}
+
 #[test]
 fn inv13_readahead_neither_waits_nor_fails() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
-    let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
+    let (cache, disk, device) = new(64);
     wait_for("it is asked", || {
         disk.readahead(3..7);
         cache.stats().reads > 0
@@ -36,10 +41,8 @@ fn inv13_readahead_neither_waits_nor_fails() {
 
 #[test]
 fn a_cache_ends_while_it_reads_ahead() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    let (cache, disk, device) = new(64);
     device.inject(Operation::Read, .., Fault::Delay(Duration::from_millis(20)));
-    let cache = Cache::new(64 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
     disk.readahead(0..8);
     drop((disk, cache));
     wait_for("the thread lets go of the device", || Arc::strong_count(&device) == 1);
@@ -48,10 +51,8 @@ fn a_cache_ends_while_it_reads_ahead() {
 
 #[test]
 fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
+    let (cache, disk, device) = new(16);
     let held = device.hold(Operation::Read);
-    let cache = Cache::new(16 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
     // Were it to wait, this would never end.
     for block in (0..40).cycle().take(200) {
         disk.readahead(block..block + 1);
@@ -65,9 +66,7 @@ fn inv13_readahead_waits_for_no_device_and_drops_what_is_too_much() {
 
 #[test]
 fn a_small_cache_reads_less_ahead() {
-    let device = Arc::new(FaultDevice::new(MemoryDevice::new(numbered())));
-    let cache = Cache::new(16 * SIZE).unwrap();
-    let disk = cache.attach(Arc::clone(&device)).unwrap();
+    let (_cache, disk, device) = new(16);
     disk.readahead(0..disk.blocks());
     wait_for("two blocks are read", || device.count(Operation::Read) == 2);
     std::thread::sleep(Duration::from_millis(50));

@@ -5,8 +5,6 @@ use std::io::IoSlice;
 
 use crate::world::*;
 
-const POISONED: Result<(), WriteError> = Err(WriteError::Poisoned { errno: libc::EIO });
-
 fn new() -> (Cache, Device, Disk) {
     let new = crate::world::new();
     new.2.record().unwrap();

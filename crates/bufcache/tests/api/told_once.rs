@@ -46,10 +46,6 @@ fn check_again(disk: &Disk, device: &Device) {
     assert_eq!(disk.count(Operation::Write), before + 2);
 }
 
-fn poisoned() -> Result<(), WriteError> {
-    Err(WriteError::Poisoned { errno: libc::EIO })
-}
-
 /// Which of the two has begun first, which one the device answers first, and which one it tells of the loss; and
 /// whether a reset comes between the two answers. A call that was told of no loss may have lost its block all the same.
 #[test]
@@ -80,14 +76,14 @@ fn inv18_a_sync_and_a_durable_write_wait_for_what_the_other_is_told() {
         let [(_, answered), (_, later)] = holds;
         drop(answered);
         if resets {
-            assert_eq!(calls.pop().unwrap().join().unwrap(), poisoned());
+            assert_eq!(calls.pop().unwrap().join().unwrap(), POISONED);
             disk.heal();
             assert!(device.reset().unwrap().is_empty());
         } else {
             thread::sleep(MOMENT);
         }
         drop(later);
-        calls.into_iter().for_each(|call| assert_eq!(call.join().unwrap(), poisoned()));
+        calls.into_iter().for_each(|call| assert_eq!(call.join().unwrap(), POISONED));
         disk.heal();
         match resets {
             true => check_again(&disk, &device),
@@ -125,7 +121,7 @@ fn inv18_a_reset_does_not_end_a_failure_that_comes_meanwhile() {
     let around = around.join().unwrap();
     fail(&disk, Operation::Sync);
     drop(syncs);
-    assert_eq!(sync.join().unwrap(), poisoned());
+    assert_eq!(sync.join().unwrap(), POISONED);
     disk.heal();
     drop(asked);
     let lost = reset.join().unwrap().unwrap();

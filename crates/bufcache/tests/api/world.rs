@@ -25,6 +25,9 @@ use std::os::unix::fs::FileExt;
 
 pub(crate) const SIZE: usize = 512;
 
+/// Of a device of which a sync has failed.
+pub(crate) const POISONED: Result<(), WriteError> = Err(WriteError::Poisoned { errno: libc::EIO });
+
 pub(crate) type Disk = Arc<FaultDevice<MemoryDevice>>;
 
 /// Much longer than anything takes that is waited for.

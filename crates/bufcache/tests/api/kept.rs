@@ -7,7 +7,7 @@ use std::panic::resume_unwind;
 use std::thread;
 
 use bufcache::{BlockDevice, Change, DeviceChange, Load, MemoryDevice};
-use offlock_sync::{Mutex, MutexGuard};
+use offlock_sync::Mutex;
 
 /// What a [`KeptDevice`] does with an operation that it is to begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,10 +35,12 @@ pub(crate) struct KeptDevice {
     pub(crate) depth: usize,
     /// The result of [`BlockDevice::identity`].
     pub(crate) identity: Option<(u64, u64)>,
-    loads: Mutex<Vec<Load>>,
-    writes: Mutex<Vec<DeviceChange>>,
-    ranges: Mutex<Vec<DeviceChange>>,
-    syncs: Mutex<Vec<DeviceChange>>,
+    /// What has begun and not ended.
+    pub(crate) loads: Mutex<Vec<Load>>,
+    pub(crate) writes: Mutex<Vec<DeviceChange>>,
+    /// Discards and zeros.
+    pub(crate) ranges: Mutex<Vec<DeviceChange>>,
+    pub(crate) syncs: Mutex<Vec<DeviceChange>>,
     state: Mutex<State>,
 }
 
@@ -57,26 +59,6 @@ impl KeptDevice {
         let inner = MemoryDevice::new(vec![1; len]);
         let (reads, depth, identity) = (false, 0, None);
         Self { inner, reads, depth, identity, loads, writes, ranges, syncs, state }
-    }
-
-    /// Returns the loads that have begun and not ended.
-    pub(crate) fn loads(&self) -> MutexGuard<'_, Vec<Load>> {
-        self.loads.lock()
-    }
-
-    /// Returns the writes that have begun and not ended.
-    pub(crate) fn writes(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
-        self.writes.lock()
-    }
-
-    /// Returns the discards and zeros that have begun and not ended.
-    pub(crate) fn ranges(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
-        self.ranges.lock()
-    }
-
-    /// Returns the syncs that have begun and not ended.
-    pub(crate) fn syncs(&self) -> MutexGuard<'_, Vec<DeviceChange>> {
-        self.syncs.lock()
     }
 
     /// Returns how many loads have begun.
@@ -119,13 +101,13 @@ impl KeptDevice {
 
     /// Ends the writes that have begun, and returns how many these are.
     pub(crate) fn end_writes(&self) -> usize {
-        let writes = std::mem::take(&mut *self.writes());
+        let writes = std::mem::take(&mut *self.writes.lock());
         writes.into_iter().map(|write| self.end_write(write)).count()
     }
 
     /// Ends the syncs that have begun, and returns how many these are.
     pub(crate) fn end_syncs(&self) -> usize {
-        let syncs = std::mem::take(&mut *self.syncs());
+        let syncs = std::mem::take(&mut *self.syncs.lock());
         syncs.into_iter().map(|sync| sync.finish(Ok(()))).count()
     }
 
@@ -136,12 +118,12 @@ impl KeptDevice {
     }
 
     fn end_all(&self) {
-        let loads = std::mem::take(&mut *self.loads());
+        let loads = std::mem::take(&mut *self.loads.lock());
         loads.into_iter().for_each(|mut load| {
             let read = self.inner.read(load.offset(), &mut load);
             load.finish(read);
         });
-        let ranges = std::mem::take(&mut *self.ranges());
+        let ranges = std::mem::take(&mut *self.ranges.lock());
         ranges.into_iter().for_each(|range| range.finish(Ok(())));
         self.end_writes();
         self.end_syncs();

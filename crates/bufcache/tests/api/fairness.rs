@@ -1,21 +1,7 @@
 //! One device that is full or hangs, beside others in the same cache.
 
-#[allow(dead_code, reason = "not every test program uses all of it")]
-#[path = "kept/mod.rs"]
-mod kept;
+use crate::world::*;
 
-use std::future::Future;
-use std::sync::Arc;
-use std::task::{Context, Waker};
-use std::thread;
-use std::time::{Duration, Instant};
-
-use bufcache::{AttachOptions, Cache, Device, GetError, MemoryDevice};
-use bufcache_test::{Fault, FaultDevice, Operation};
-use kept::KeptDevice;
-use testkit::wait::wait_for;
-
-const SIZE: usize = 512;
 /// Blocks of the cache, and of each device four times as many.
 const BLOCKS: usize = 64;
 /// How long a thread waits for a buffer of the device that is full or hangs.
@@ -30,6 +16,10 @@ fn cache() -> Cache {
 
 fn memory() -> MemoryDevice {
     MemoryDevice::new(vec![1; 4 * BLOCKS * SIZE])
+}
+
+fn disk() -> Disk {
+    Arc::new(FaultDevice::new(memory()))
 }
 
 /// Three devices: two in memory, to be written and to be read, besides the one in question. Returns the most
@@ -59,17 +49,12 @@ fn others_are_fast(written: &Device, read: &Device) {
 
 #[test]
 fn inv25_a_full_device_delays_no_other() {
-    beside_a_full_device(true);
-}
-
-#[test]
-fn inv25_a_full_device_that_was_alone_delays_no_other() {
-    beside_a_full_device(false);
+    [true, false].into_iter().for_each(beside_a_full_device);
 }
 
 fn beside_a_full_device(others_came_before: bool) {
     let cache = cache();
-    let disk = Arc::new(FaultDevice::new(memory()));
+    let disk = disk();
     let full = cache.attach(Arc::clone(&disk)).unwrap();
     let ([written, read], most) = others(&cache, others_came_before);
     disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
@@ -107,17 +92,12 @@ fn beside_a_full_device(others_came_before: bool) {
 
 #[test]
 fn inv25_a_device_that_hangs_delays_no_other() {
-    beside_a_device_that_hangs(true);
-}
-
-#[test]
-fn inv25_a_device_that_hangs_and_was_alone_delays_no_other() {
-    beside_a_device_that_hangs(false);
+    [true, false].into_iter().for_each(beside_a_device_that_hangs);
 }
 
 fn beside_a_device_that_hangs(others_came_before: bool) {
     let cache = cache();
-    let disk = Arc::new(FaultDevice::new(memory()));
+    let disk = disk();
     let hung = cache.attach(Arc::clone(&disk)).unwrap();
     let held = disk.hold(Operation::Write);
     let ([written, read], most) = others(&cache, others_came_before);
@@ -172,7 +152,7 @@ fn inv25_reads_that_hang_leave_the_others_their_share() {
         let held = (0..BLOCKS as u64).filter(|&block| hung.is_cached(block)).count();
         assert_eq!(held, BLOCKS / 3 + 1, "by {way}");
         others_are_fast(&written, &other);
-        assert!(testkit::block_on(other.get_async(0)).is_ok());
+        assert!(block_on(other.get_async(0)).is_ok());
     }
 }
 
@@ -187,30 +167,25 @@ fn inv25_idle_devices_leave_a_busy_one_a_quarter() {
         let busy = cache.attach(Arc::clone(&keeps)).unwrap();
         let _idle: Vec<_> = (0..idle).map(|_| cache.attach(memory()).unwrap()).collect();
         (0..BLOCKS as u64).for_each(|block| busy.readahead(block..block + 1));
-        assert_eq!(keeps.loads().len(), most, "beside {idle} idle devices");
-        keeps.loads().clear();
+        assert_eq!(keeps.loads.lock().len(), most, "beside {idle} idle devices");
+        keeps.loads.lock().clear();
     }
 }
 
 /// Two devices with faults that can be chosen, so that the limits of several devices hold.
-fn failing() -> (Cache, Arc<FaultDevice<MemoryDevice>>, [Device; 2]) {
+fn failing() -> (Cache, Disk, [Device; 2]) {
     let cache = cache();
-    let disk = Arc::new(FaultDevice::new(memory()));
+    let disk = disk();
     let options = || AttachOptions::new().on_loss(|_| {});
     let one = cache.attach_with(Arc::clone(&disk), options()).unwrap();
     let other = cache.attach_with(memory(), options()).unwrap();
     (cache, disk, [one, other])
 }
 
-/// Blocks of the device in bytes.
-fn bytes_of(blocks: std::ops::Range<usize>) -> std::ops::Range<u64> {
-    (blocks.start * SIZE) as u64..(blocks.end * SIZE) as u64
-}
-
 #[test]
 fn inv25_a_failing_device_without_dirty_buffers_may_have_one() {
     let (_cache, disk, [device, _other]) = failing();
-    disk.inject_at(Operation::Write, bytes_of(0..1), Fault::Error(libc::EIO));
+    disk.inject_at(Operation::Write, 0..SIZE as u64, Fault::Error(libc::EIO));
     device.get_mut(0).unwrap().fill(7);
     assert!(device.flush().is_err());
     assert_eq!(device.get_mut(1).err(), Some(GetError::Io { errno: libc::EIO, block: 1 }));
@@ -229,7 +204,7 @@ fn inv25_a_failing_device_without_dirty_buffers_may_have_one() {
 fn inv25_three_devices_that_hang_do_not_keep_the_cleaner_from_others() {
     let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.patience(PATIENCE).write_back_after(Duration::ZERO).build().unwrap();
-    let disks = [(); 3].map(|()| Arc::new(FaultDevice::new(memory())));
+    let disks = [(); 3].map(|()| disk());
     let hung = disks.each_ref().map(|disk| cache.attach(Arc::clone(disk)).unwrap());
     let healthy = cache.attach(memory()).unwrap();
     let held = disks.each_ref().map(|disk| disk.hold(Operation::Write)); // dropped before the devices
@@ -250,7 +225,7 @@ fn inv25_three_devices_that_hang_do_not_keep_the_cleaner_from_others() {
 fn inv25_a_load_that_takes_long_does_not_keep_the_cleaner_from_its_device() {
     let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::ZERO).build().unwrap();
-    let disk = Arc::new(FaultDevice::new(memory()));
+    let disk = disk();
     let device = cache.attach(Arc::clone(&disk)).unwrap();
     let _held = disk.hold(Operation::Read); // dropped before the device
     device.create(0).unwrap().fill(7);

@@ -1,22 +1,12 @@
 //! A panic of a device, verifier or callback, and of what these drop, ends no thread of the cache and leaves no
 //! block marked.
-#![cfg(not(offlock_model))]
 
-use std::io::{self, PipeReader, PipeWriter};
+use std::io::{PipeReader, PipeWriter};
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
 
-use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, GetError, IntoDevice, MemoryDevice, WriteError,
-};
-use bufcache_test::{Fault, FaultDevice, Operation};
-use testkit::block_on::block_on;
-use testkit::wait::{in_time, wait_for};
-
-const SIZE: usize = 512;
+use crate::world::*;
 
 /// A panic's payload whose drop panics.
 struct Bomb;
@@ -72,7 +62,7 @@ fn a_device_whose_drop_panics_leaves_the_threads_of_the_cache() {
         |_, device| device.readahead(0..1),
         |_, device| {
             let mut task = Box::pin(device.get_async(1));
-            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            let mut context = Context::from_waker(Waker::noop());
             assert!(task.as_mut().poll(&mut context).is_pending());
         },
         |cache, device| {
@@ -195,7 +185,7 @@ fn a_loss_is_no_panic_where_the_standard_error_is_broken() {
     }
     let (reader, writer): (PipeReader, PipeWriter) = io::pipe().unwrap();
     drop(reader);
-    let name = "a_loss_is_no_panic_where_the_standard_error_is_broken";
+    let name = "panics::a_loss_is_no_panic_where_the_standard_error_is_broken";
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").stderr(writer);
     assert!(child.status().unwrap().success());

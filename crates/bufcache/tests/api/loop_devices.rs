@@ -1,13 +1,12 @@
 //! Block devices of the system, with sectors of 512 and of 4,096 bytes. Loop devices need root and
 //! `losetup`; where they cannot be had, the tests say so and test nothing.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{IoSlice, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
-use std::sync::Arc;
 
-use bufcache::{BlockDevice, BuildError, Cache, FileDevice, GetError, IntoDevice, WriteError};
+use crate::world::*;
 
 const SIZE: usize = 4096;
 const BLOCKS: u8 = 64;

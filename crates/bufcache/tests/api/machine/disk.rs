@@ -136,6 +136,8 @@ pub(super) struct Told {
     pub(super) reverts: u64,
     /// Blocks that were read from the device after it had given up what was written of them.
     pub(super) owed: BTreeSet<u64>,
+    /// Blocks that were read from the device since the last good sync, or perhaps before.
+    pub(super) loaded: BTreeSet<u64>,
 }
 
 /// A device, what is known of its operations, and the versions of its blocks.

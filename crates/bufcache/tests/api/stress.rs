@@ -1,21 +1,13 @@
 //! Storms on this kernel: threads that come and go write, read, discard and sync blocks of devices that fail.
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
-#![cfg(not(offlock_model))]
 
-#[allow(dead_code, reason = "not every test program uses all of it")]
-#[path = "machine/mod.rs"]
-mod machine;
+use std::sync::atomic::Ordering;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
-use std::thread;
-use std::time::Instant;
-
-use bufcache::{Cache, Eviction, MemoryDevice};
-use bufcache_test::{FaultDevice, Operation};
-use machine::{Shape, THREADS, World};
 use testkit::stress::{keep_running, stress_time};
+
+use crate::machine::{Shape, THREADS, World};
+use crate::world::*;
 
 /// Threads come and go, so that others have later what they had.
 fn storm(buffers: usize, devices: usize, eviction: Eviction, fails: bool) {

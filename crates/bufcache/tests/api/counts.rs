@@ -1,11 +1,6 @@
 //! What is counted, by how many threads whatever.
-#![cfg(not(offlock_model))]
 
-use std::sync::Barrier;
-use std::thread;
-use std::time::Duration;
-
-use bufcache::{Cache, GetError, MemoryDevice};
+use crate::world::*;
 
 const SIZE: usize = 4096;
 

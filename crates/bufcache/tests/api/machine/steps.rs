@@ -90,6 +90,7 @@ impl World {
 
     /// The block was read from the device, which may serve what there was before unsynced writes.
     fn read_again(&self, disk: &Disk, block: u64, bytes: &[u8]) {
+        disk.told().loaded.insert(block);
         if !disk.has_reverted() {
             return;
         }
@@ -229,7 +230,9 @@ impl World {
         };
         if creates {
             assert!(guard.iter().all(|byte| *byte == 0), "block {block} was created");
-            disk.told().owed.remove(&block);
+            let mut told = disk.told();
+            told.owed.remove(&block);
+            told.loaded.remove(&block);
         } else {
             if is_exact && !is_cached {
                 self.read_again(disk, block, &guard);
@@ -349,6 +352,10 @@ impl World {
         let is_done = disk.makes_durable(blocks.clone(), || self.is_written(disk, how, f));
         if is_done && self.is_exact() {
             self.is_on_device(disk, blocks);
+            let (is_write_through, _) = how;
+            if !is_write_through && self.marked_beside().is_none() {
+                disk.told().loaded.clear();
+            }
         }
     }
 
@@ -482,6 +489,8 @@ impl World {
         }
         let is_newer = |block| self.is_exact() && device.is_newer(block..block + 1);
         let was_newer: Vec<_> = (0..self.shape.blocks).map(is_newer).collect();
+        let is_own = |block| device.is_cached(block) && !disk.told().loaded.contains(&block);
+        let own: Vec<_> = (0..self.shape.blocks).map(is_own).collect();
         let _alone = disk.resets.write().unwrap();
         let is_busy = |error: &WriteError| matches!(error, WriteError::Busy { .. });
         let lost = match self.patiently(|| device.reset(), is_busy) {
@@ -500,6 +509,7 @@ impl World {
                 let is_kept = is_newer(block) || disk.is_there(block);
                 let is_kept = was_newer[block as usize] && is_kept;
                 assert!(!is_cached || is_kept, "block {block} is lost");
+                assert!(!own[block as usize], "block {block} is not lost: the cache had it");
             }
             disk.lose(block);
             if has_reverted && !is_cached {
