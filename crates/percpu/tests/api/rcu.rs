@@ -98,15 +98,17 @@ fn values_print_themselves() {
 #[test]
 fn inv11_drops_may_reenter_and_panic() {
     static DROPS: AtomicUsize = AtomicUsize::new(0);
+    static INSIDE: AtomicUsize = AtomicUsize::new(0);
     struct Chain(usize);
     impl Drop for Chain {
         fn drop(&mut self) {
             DROPS.fetch_add(1, Relaxed);
-            let _guard = rcu::pin();
+            let guard = rcu::pin();
             if self.0 > 0 {
                 unlinked(Chain(self.0 - 1)).retire();
             }
-            assert_eq!(rcu::poll(), 0, "poll ran inside a drop");
+            drop(guard);
+            INSIDE.fetch_add(rcu::poll(), Relaxed);
             if self.0 % 10 == 5 {
                 planted();
             }
@@ -117,7 +119,7 @@ fn inv11_drops_may_reenter_and_panic() {
     for _ in 0..100 {
         rcu::poll();
     }
-    assert_eq!(DROPS.load(Relaxed), 100);
+    assert_eq!((DROPS.load(Relaxed), INSIDE.load(Relaxed)), (100, 0));
     assert_eq!(rcu::stats().pending, 0);
 }
 
@@ -263,18 +265,18 @@ thread_local! {
 }
 
 /// Dropped when its thread ends: after the thread's RCU slot, because it was created before.
-struct Kept(Option<Guard>, Option<mpsc::Sender<()>>);
+struct Kept(Option<[Guard; 2]>, Option<mpsc::Sender<()>>);
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // A nested guard, and a guard after all others were dropped.
-        if let Some(guard) = self.0.take() {
+        // Nested guards, and a guard after all others were dropped.
+        if let Some([outer, inner]) = self.0.take() {
             assert!(rcu::is_pinned());
-            drop(rcu::pin());
+            drop((rcu::pin(), outer));
             assert!(rcu::is_pinned());
             let told = self.1.take().map(|tell| tell.send(()));
             thread::sleep(Duration::from_millis(50));
-            drop((guard, told));
+            drop((inner, told));
         }
         assert!(!rcu::is_pinned());
         let borrowed = rcu::pin();
@@ -296,7 +298,7 @@ fn inv15_a_thread_that_ends_inside_a_guard_reads_on() {
         let thread = thread::spawn(move || {
             // Registered before the slot's own destructor, so destroyed after it.
             KEPT.with(|kept| kept.borrow_mut().1 = Some(tell));
-            KEPT.with(|kept| kept.borrow_mut().0 = Some(rcu::pin()));
+            KEPT.with(|kept| kept.borrow_mut().0 = Some([rcu::pin(), rcu::pin()]));
         });
         ending.recv().unwrap();
         retire(&alive);
