@@ -109,16 +109,19 @@ fn inv18_a_removal_is_waited_for_in_every_way() {
     }
 }
 
-/// Returns the number of voluntary context switches of this thread.
-fn switches() -> i64 {
+/// Returns the number of voluntary context switches of this thread, and its time on a CPU.
+fn usage() -> (i64, Duration) {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the pointer is valid for a `rusage`, which the call fills.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
     // SAFETY: a `rusage` of zeros is valid, and the call has filled it.
-    unsafe { usage.assume_init() }.ru_nvcsw
+    let usage = unsafe { usage.assume_init() };
+    let time = |of: libc::timeval| Duration::new(of.tv_sec as u64, 1_000 * of.tv_usec as u32);
+    (usage.ru_nvcsw, time(usage.ru_utime) + time(usage.ru_stime))
 }
 
-/// A wait with a deadline sleeps while a reference keeps the context, and does not poll.
+/// A wait with a deadline sleeps while a reference keeps the context, and does not poll. It sleeps between its looks
+/// while a reader does.
 #[test]
 fn inv18_a_deadline_ends_a_wait() {
     let _alone = alone();
@@ -131,15 +134,18 @@ fn inv18_a_deadline_ends_a_wait() {
     let held = table.get_ref(first).unwrap();
     let removal = table.remove(first).unwrap();
     table.flush().unwrap();
-    let before = switches();
+    let before = usage().0;
     times_out(&removal);
-    let waited = switches() - before;
+    let waited = usage().0 - before;
     assert!(waited < 50, "waited {waited} times");
     drop(held);
     assert_eq!(removal.wait_deadline(Instant::now() + NEVER), Ok(()));
     beside_reader(|end| {
         let removal = table.remove(second).unwrap();
+        let before = usage().1;
         times_out(&removal);
+        let ran = usage().1 - before;
+        assert!(ran < Duration::from_millis(100), "on a CPU for {ran:?}");
         drop(end);
         removal.wait().unwrap();
     });
