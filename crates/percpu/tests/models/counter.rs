@@ -1,17 +1,17 @@
 //! The per-CPU counter: adds against adds.
 
 use offlock_percpu::{CpuId, PerCpuCounter};
-use offlock_sync::Arc;
 use offlock_sync::virtual_cpu::{set_current, take_id};
+use offlock_sync::{Arc, beside};
 
-use super::{both_modes, model, spawn};
+use super::{both_modes, model};
 
 /// Two threads of one CPU, of which one moves.
 #[test]
 fn adds_of_one_cpu_lose_nothing() {
     both_modes(|| {
         let counter = Arc::new(PerCpuCounter::new());
-        let other = spawn(&counter, |counter| {
+        let other = beside(&counter, |counter| {
             counter.increment();
             set_current(CpuId::new(1));
             counter.add(-1);
@@ -28,7 +28,7 @@ fn adds_of_one_cpu_lose_nothing() {
 fn a_thread_without_an_id_stays_off_the_words() {
     model(|| {
         let counter = Arc::new(PerCpuCounter::new());
-        let foreign = spawn(&counter, |counter| {
+        let foreign = beside(&counter, |counter| {
             take_id();
             counter.increment();
         });

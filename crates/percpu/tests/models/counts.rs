@@ -11,9 +11,9 @@ use offlock_percpu::{CpuId, KillError, PercpuRef, RefBlock, fence};
 use offlock_sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::virtual_cpu::{self, set_current, take_id};
-use offlock_sync::{Arc, is_planted, step, thread};
+use offlock_sync::{Arc, beside, is_planted, step, thread};
 
-use super::{both_modes, long_model, spawn};
+use super::{both_modes, long_model};
 
 const ONE: CpuId = CpuId::new(1);
 
@@ -178,7 +178,7 @@ impl Object {
 
 /// Runs `f` on another thread, which has no CPU id if `id` is false.
 fn user(object: &Arc<Object>, id: bool, f: fn(&Object)) -> thread::JoinHandle<()> {
-    spawn(object, move |object| {
+    beside(object, move |object| {
         if !id {
             take_id();
         }
@@ -207,7 +207,7 @@ fn each_kind(f: fn(&Arc<Object>)) {
 fn inv09_a_kill_counts_what_races_with_it() {
     each_kind(|object| {
         assert!(object.try_get(FIRST));
-        let other = spawn(object, |object| {
+        let other = beside(object, |object| {
             set_current(ONE);
             object.leave(FIRST); // the one taken on the other CPU
             object.try_look(FIRST);
@@ -223,7 +223,7 @@ fn inv09_a_kill_counts_what_races_with_it() {
 fn inv07_one_of_two_puts_after_the_fold_is_the_last() {
     each_kind(|object| {
         assert!(object.try_get(FIRST) && object.try_get(FIRST));
-        let other = spawn(object, |object| {
+        let other = beside(object, |object| {
             set_current(ONE);
             object.leave(FIRST);
         });
@@ -239,7 +239,7 @@ fn inv07_one_of_two_puts_after_the_fold_is_the_last() {
 fn inv07_the_fold_sees_what_holders_did() {
     each_kind(|object| {
         let others = [0, 1].map(|cpu| {
-            spawn(object, move |object| {
+            beside(object, move |object| {
                 set_current(CpuId::new(cpu));
                 object.try_look(FIRST);
             })
@@ -327,7 +327,7 @@ fn inv08_no_get_after_the_kill() {
             let killed = Arc::new(AtomicUsize::new(0));
             let others = [0, 1].map(|cpu| {
                 let killed = Arc::clone(&killed);
-                spawn(&object, move |object| {
+                beside(&object, move |object| {
                     set_current(CpuId::new(cpu));
                     // Ordering: Acquire pairs with the Release below.
                     let before = killed.load(Ordering::Acquire);
@@ -352,8 +352,8 @@ fn inv07_zero_carries_the_uses() {
         let refs = Arc::new(PercpuRef::new(|| ()));
         let before_put = Arc::new(AtomicU64::new(0));
         let holder = refs.try_get().unwrap();
-        let killer = spawn(&refs, |refs| refs.kill().unwrap());
-        let watcher = spawn(&refs, {
+        let killer = beside(&refs, |refs| refs.kill().unwrap());
+        let watcher = beside(&refs, {
             let before_put = Arc::clone(&before_put);
             // Ordering: Relaxed here and below; the count orders them.
             move |refs| assert!(!refs.is_zero() || before_put.load(Ordering::Relaxed) == 1)
@@ -370,7 +370,7 @@ fn inv07_zero_carries_the_uses() {
 fn inv07_one_of_two_kills_is_refused() {
     both_modes(|| {
         let refs = Arc::new(PercpuRef::new(|| ()));
-        let other = spawn(&refs, PercpuRef::kill);
+        let other = beside(&refs, PercpuRef::kill);
         let results = [refs.kill(), other.join().unwrap()];
         let refused = Err(KillError::AlreadyDying);
         assert!(results == [Ok(()), refused] || results == [refused, Ok(())], "{results:?}");
@@ -384,7 +384,7 @@ fn inv21_a_clone_during_the_kill_counts() {
     both_modes(|| {
         let object = Arc::new(Object::with_block());
         assert!(object.try_get(FIRST));
-        let other = spawn(&object, |object| {
+        let other = beside(&object, |object| {
             let (block, gate) = object.block();
             block.get_more(I, gate, FIRST);
             set_current(ONE);
@@ -415,7 +415,7 @@ fn inv21_nothing_of_a_life_counts_in_the_next() {
             assert_eq!(object.ends(), 1);
             object.begin(SECOND);
             assert!(object.try_get(SECOND), "it lives");
-            let user = spawn(&object, |object| _ = object.try_look(SECOND));
+            let user = beside(&object, |object| _ = object.try_look(SECOND));
             object.kill();
             user.join().unwrap();
             assert_eq!(object.ends(), 1, "one reference is left");
@@ -474,7 +474,7 @@ fn inv21_a_neighbour_has_a_count_of_its_own() {
         let gate = Arc::new(AtomicU64::new(FIRST));
         let (block, _) = object.block();
         block.open(0);
-        let user = spawn(&object, {
+        let user = beside(&object, {
             let gate = Arc::clone(&gate);
             move |object| {
                 assert!(object.block().0.try_get(0, &gate, FIRST));

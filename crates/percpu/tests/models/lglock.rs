@@ -7,11 +7,11 @@
 
 use offlock_percpu::CpuId;
 use offlock_percpu::lglock::{LgLock, LockError};
-use offlock_sync::Arc;
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::virtual_cpu::set_current;
+use offlock_sync::{Arc, beside};
 
-use super::{long_model, model, spawn};
+use super::{long_model, model};
 
 type Lock = LgLock<AtomicU64>;
 
@@ -26,9 +26,9 @@ fn add(value: &AtomicU64) {
 }
 
 /// Runs a thread for each function on one lock, the first one here, and returns the values of the slots.
-fn beside<const N: usize>(here: fn(&Lock), there: [fn(&Lock); N]) -> [u64; 2] {
+fn race<const N: usize>(here: fn(&Lock), there: [fn(&Lock); N]) -> [u64; 2] {
     let lock = Arc::new(make());
-    let others = there.map(|there| spawn(&lock, there));
+    let others = there.map(|there| beside(&lock, there));
     here(&lock);
     others.into_iter().for_each(|other| other.join().unwrap());
     // Ordering: Relaxed; the lock ordered it.
@@ -66,21 +66,21 @@ fn migrate(lock: &Lock) {
 
 #[test]
 fn two_threads_exclude_each_other_on_a_slot() {
-    model(|| assert_eq!(beside(local, [local]), [2, 0]));
-    model(|| assert_eq!(beside(local, [remote]), [2, 0]));
-    model(|| assert_eq!(beside(local, [global]), [2, 1]));
-    model(|| assert_eq!(beside(global, [global]), [2, 2]));
+    model(|| assert_eq!(race(local, [local]), [2, 0]));
+    model(|| assert_eq!(race(local, [remote]), [2, 0]));
+    model(|| assert_eq!(race(local, [global]), [2, 1]));
+    model(|| assert_eq!(race(global, [global]), [2, 2]));
 }
 
 /// Three threads for one slot: a thread that is woken wakes the next.
 #[test]
 fn three_on_one_slot_all_get_it() {
-    long_model(|| assert_eq!(beside(local, [local, remote]), [3, 0]));
+    long_model(|| assert_eq!(race(local, [local, remote]), [3, 0]));
 }
 
 #[test]
 fn inv02_a_guard_unlocks_its_slot_after_a_migration() {
-    model(|| assert_eq!(beside(migrate, [local]), [2, 0]));
+    model(|| assert_eq!(race(migrate, [local]), [2, 0]));
 }
 
 /// Locked on CPU 0, unlocked on CPU 1, while CPU 1's slot is locked by its own.
@@ -95,7 +95,7 @@ fn inv02_a_migrated_guard_leaves_the_slot_of_its_new_cpu_alone() {
         migrate(lock);
         local(lock);
     }
-    model(|| assert_eq!(beside(twice, [on_one]), [1, 3]));
+    model(|| assert_eq!(race(twice, [on_one]), [1, 3]));
 }
 
 /// A thread that would have to wait for a slot before one that it holds is refused: here both threads
@@ -113,7 +113,7 @@ fn holders_are_refused_rather_than_left_waiting_for_each_other() {
             }
             assert_eq!(lock.global().unwrap_err(), LockError::Deadlock);
         };
-        let other = spawn(&lock, move |lock| greedy(lock, ONE, ZERO));
+        let other = beside(&lock, move |lock| greedy(lock, ONE, ZERO));
         greedy(&lock, ZERO, ONE);
         other.join().unwrap();
         assert!(lock.global().is_ok(), "everything is free again");

@@ -13,16 +13,7 @@ mod rcu;
 use std::env;
 
 use offlock_sync::virtual_fence::with_membarrier;
-use offlock_sync::{Arc, thread, virtual_cpu, with_preemptions};
-
-/// Runs `f` on another thread.
-fn spawn<T: Send + Sync + 'static, R: Send + 'static>(
-    shared: &Arc<T>,
-    f: impl FnOnce(&T) -> R + Send + 'static,
-) -> thread::JoinHandle<R> {
-    let shared = Arc::clone(shared);
-    thread::spawn(move || f(&shared))
-}
+use offlock_sync::{virtual_cpu, with_preemptions};
 
 /// Runs a model with membarrier and rseq sections, as the crate runs in most programs.
 ///

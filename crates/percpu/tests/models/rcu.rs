@@ -5,11 +5,12 @@ use std::ptr;
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_sync::atomic::{AtomicPtr, Ordering};
 use offlock_sync::quarantine::{Watched, free};
-use offlock_sync::{Arc, thread};
-
-use super::spawn;
+use offlock_sync::{Arc, beside, thread, yield_often};
 
 /// A value whose reads the checker sees, however late: its memory is in quarantine when it is gone.
+///
+/// Not the payload of `quarantine`: loom would take its counts for leaked if the value is still retired at
+/// the end of a run.
 struct Payload(Late);
 
 impl Payload {
@@ -74,7 +75,7 @@ fn read(shared: &Atomic<Payload>) {
     let guard = rcu::pin();
     let late = shared.load(&guard).0;
     thread::yield_now();
-    dawdle();
+    yield_often();
     assert_eq!(late.read(), 1);
 }
 
@@ -110,21 +111,11 @@ impl Node {
 /// Replaces the value while `reader` runs, polls, and joins the reader.
 fn replace_under(reader: fn(&Atomic<Payload>)) {
     let shared = shared();
-    let reader = spawn(&shared, reader);
-    dawdle();
+    let reader = beside(&shared, reader);
+    yield_often();
     replace(&shared);
     rcu::poll();
     reader.join().unwrap();
-}
-
-/// Takes a while, so that others come first, or in between, as often as not. A random schedule gives
-/// every thread as many steps, and a pin or a poll takes dozens; loom needs no help.
-fn dawdle() {
-    if cfg!(offlock_shuttle) {
-        for _ in 0..100 {
-            thread::yield_now();
-        }
-    }
 }
 
 /// What a reader finds is not dropped while its guard lives, and then it is.
@@ -132,8 +123,8 @@ fn dawdle() {
 fn inv25_a_reader_keeps_what_it_found() {
     model(|| {
         let shared = shared();
-        let reader = spawn(&shared, read);
-        dawdle();
+        let reader = beside(&shared, read);
+        yield_often();
         replace(&shared);
         let early = rcu::poll();
         reader.join().unwrap();
@@ -158,7 +149,7 @@ fn a_reader_that_comes_back_has_left() {
 fn a_new_value_is_seen_finished() {
     model(|| {
         let shared = shared();
-        let reader = spawn(&shared, read);
+        let reader = beside(&shared, read);
         replace(&shared);
         reader.join().unwrap();
     });
@@ -170,7 +161,7 @@ fn a_new_value_is_seen_finished() {
 fn a_cookie_needs_no_shared_write() {
     super::long_model(in_domain(|| {
         let node = Node::new();
-        let reader = spawn(&node, |node| node.read(thread::yield_now));
+        let reader = beside(&node, |node| node.read(thread::yield_now));
         let other = thread::spawn(|| _ = rcu::start_grace_period().poll());
         node.unlink_and_free(|| rcu::start_grace_period().poll());
         reader.join().unwrap();
@@ -184,10 +175,10 @@ fn a_cookie_needs_no_shared_write() {
 fn a_grace_period_of_another_thread_carries_the_reads() {
     model(|| {
         let node = Node::new();
-        let owner = spawn(&node, |node| {
+        let owner = beside(&node, |node| {
             node.unlink_and_free(|| {
                 let period = rcu::start_grace_period();
-                dawdle();
+                yield_often();
                 period.poll()
             });
         });
@@ -202,7 +193,7 @@ fn a_grace_period_of_another_thread_carries_the_reads() {
 fn a_value_taken_out_is_seen_finished() {
     model(|| {
         let shared = shared();
-        let other = spawn(&shared, replace);
+        let other = beside(&shared, replace);
         let old = shared.swap(Owned::new(Payload::new()));
         assert_eq!(old.0.read(), 1);
         drop(old);
@@ -215,7 +206,7 @@ fn a_value_taken_out_is_seen_finished() {
 fn after_synchronize_the_writer_is_alone() {
     model(|| {
         let node = Node::new();
-        let reader = spawn(&node, |node| node.read(thread::yield_now));
+        let reader = beside(&node, |node| node.read(thread::yield_now));
         node.unlink_and_free(|| rcu::synchronize().is_ok());
         reader.join().unwrap();
     });
@@ -232,7 +223,7 @@ fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
             rcu::end_thread();
             assert!(rcu::is_pinned());
             drop(rcu::pin()); // counts, and does not end it
-            dawdle();
+            yield_often();
             assert_eq!(late.read(), 1);
             drop(guard);
             assert!(!rcu::is_pinned());
@@ -249,12 +240,12 @@ fn inv15_a_slot_goes_to_the_next_thread() {
     super::long_model(in_domain(|| {
         let shared = shared();
         let readers = [(); 2].map(|()| {
-            spawn(&shared, |shared| {
+            beside(&shared, |shared| {
                 read(shared);
                 rcu::end_thread();
             })
         });
-        dawdle();
+        yield_often();
         replace(&shared);
         rcu::poll();
         readers.into_iter().for_each(|reader| reader.join().unwrap());

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use offlock_sync::asymmetric::{heavy, light};
 use offlock_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use offlock_sync::virtual_fence::both_strategies;
-use offlock_sync::{Arc, step};
+use offlock_sync::{Arc, beside, step};
 
-use super::{beside, thoroughly};
+use super::thoroughly;
 
 /// Runs a model with each strategy.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {

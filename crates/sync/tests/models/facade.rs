@@ -6,11 +6,9 @@ use offlock_sync::CpuId;
 use offlock_sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{
-    Arc, Condvar, Futex, Mutex, check, fence, is_planted, model, order, step, thread,
+    Arc, Condvar, Futex, Mutex, beside, check, fence, is_planted, model, order, step, thread,
     virtual_cpu as cpu,
 };
-
-use super::beside;
 
 /// A count that is read and written in two steps, so that only the lock makes it right. `try_lock`
 /// refuses while the mutex is held, and never else.

@@ -13,16 +13,7 @@ mod word_lock;
 use std::env;
 
 use offlock_sync::virtual_fence::with_membarrier;
-use offlock_sync::{Arc, thread, with_preemptions};
-
-/// Runs `f` on another thread.
-fn beside<T: Send + Sync + 'static, R: Send + 'static>(
-    shared: &Arc<T>,
-    f: impl FnOnce(&T) -> R + Send + 'static,
-) -> thread::JoinHandle<R> {
-    let shared = Arc::clone(shared);
-    thread::spawn(move || f(&shared))
-}
+use offlock_sync::with_preemptions;
 
 /// Runs a model with membarrier, and with three preemptions.
 fn model(f: impl Fn() + Send + Sync + 'static) {

@@ -7,10 +7,10 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use offlock_sync::atomic::{AtomicU64, Ordering};
-use offlock_sync::{Arc, WaitSet, Waiter, thread};
+use offlock_sync::{Arc, WaitSet, Waiter, beside, thread};
 use testkit::WakeCount;
 
-use super::{beside, long_model, model};
+use super::{long_model, model};
 
 /// Permits, and the waiters for one.
 struct Permits {

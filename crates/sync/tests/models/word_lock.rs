@@ -6,9 +6,9 @@
 
 use offlock_sync::atomic::{AtomicU64, Ordering};
 use offlock_sync::virtual_fence::both_strategies;
-use offlock_sync::{Arc, WordLock};
+use offlock_sync::{Arc, WordLock, beside};
 
-use super::{beside, thoroughly};
+use super::thoroughly;
 
 /// Runs a model with each strategy of the fences, because an unlock takes another path with each.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
