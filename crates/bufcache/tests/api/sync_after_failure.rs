@@ -110,14 +110,35 @@ fn inv18_a_discard_that_the_device_does_not_know_loses_nothing_beside_a_sync_tha
     assert!(device.reset().unwrap().is_empty());
 }
 
-/// Any of its sectors may have changed, also if the device says that it cannot write.
+/// Any of its sectors may have changed, also if the device says that it cannot write, and after a sync that began
+/// and succeeded meanwhile.
 #[test]
 fn inv18_a_write_past_the_cache_that_fails_is_lost() {
-    let (_cache, device, disk) = new();
-    disk.inject_next(Operation::Write, Fault::Error(libc::EOPNOTSUPP));
-    let error = WriteError::Io { errno: libc::EOPNOTSUPP, block: 2 };
-    assert_eq!(device.write_around(2, &[9; SIZE]), Err(error));
-    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
-    assert_eq!(device.sync(), POISONED);
-    assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(2..3)));
+    const ERROR: WriteError = WriteError::Io { errno: libc::EOPNOTSUPP, block: 2 };
+    const WAYS: [fn(&Device, &Disk); 3] = [
+        |device, _| assert_eq!(device.write_around(2, &[9; SIZE]), Err(ERROR)),
+        |device, disk| {
+            let writes = disk.hold(Operation::Write);
+            thread::scope(|scope| {
+                let write = scope.spawn(|| device.write_around(2, &[9; SIZE]));
+                writes.wait();
+                device.sync().unwrap();
+                drop(writes);
+                assert_eq!(write.join().unwrap(), Err(ERROR));
+            });
+        },
+        |device, _| {
+            let bypass = device.try_bypass(2..3).unwrap().unwrap();
+            device.sync().unwrap();
+            drop(bypass);
+        },
+    ];
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let (_cache, device, disk) = new();
+        disk.inject_next(Operation::Write, Fault::Error(libc::EOPNOTSUPP)); // no bypass meets it
+        way(&device, &disk);
+        disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+        assert_eq!(device.sync(), POISONED, "{number}");
+        assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(2..3)), "{number}");
+    }
 }
