@@ -235,7 +235,7 @@ const SANITIZED: [(&str, &str); 6] = [
         "-p offlock-percpu --test api",
         "--skip in_a_thread_local --skip absurd_sizes --skip denied::",
     ),
-    ("-p aio-reap --test api", "--skip dropped_or_forgotten --skip reads_of_dropped_operations"),
+    ("-p aio-reap --test api", "--skip dropped_or_forgotten"),
     ("-p bufcache --test api", "--skip adaptive:: --skip fairness:: --skip panics::"),
     (
         "-p percpu-list --test api --test stress",

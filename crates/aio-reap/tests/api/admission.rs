@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::common::on_every_backend;
 use crate::counted::OnDrop;
 use crate::direct_file::direct_file;
-use aio_reap::{AlignedBuf, CompletionQueue, Engine, Operation, Submission, SubmitError};
+use aio_reap::{AlignedBuf, Engine, Operation, Submission, SubmitError};
 use aio_reap_test::sim::Script;
 use testkit::WakeCount;
 
@@ -43,40 +43,6 @@ fn full() -> (Engine, Script, Vec<Operation<()>>) {
     let (engine, script) = full_at(2);
     let taken = (0..2).map(|_| engine.nop().submit().unwrap()).collect();
     (engine, script, taken)
-}
-
-#[test]
-fn waiting_futures_get_slots_in_order_and_first() {
-    let (engine, script, mut taken) = full();
-    let mut tasks: Vec<_> = (0..3).map(|_| Task::new(&engine)).collect();
-    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
-    script.complete(1);
-    engine.turn();
-    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [0, 0, 0], "uncollected");
-    taken.remove(0).wait().0.unwrap();
-    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0, 0]);
-    // The first future gets the slot, even if another one is polled before it.
-    assert!(matches!(engine.nop().submit(), Err(SubmitError::Full(_))));
-    let refused = engine.nop().enqueue(&CompletionQueue::new(), 0);
-    assert!(matches!(refused, Err(SubmitError::Full(_))));
-    assert!(tasks[1].poll().is_pending());
-    let Poll::Ready(Ok(first)) = tasks[0].poll() else { panic!("it was its turn") };
-    drop(tasks.remove(0));
-
-    // Free both slots at once: by a dropped operation and by a result.
-    drop(taken);
-    script.complete(2);
-    engine.turn();
-    assert!(first.is_done());
-    first.wait().0.unwrap();
-    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 1]);
-    // The futures may be polled in any order: there is a slot for each.
-    let last = tasks.pop().unwrap().poll();
-    let next = tasks.pop().unwrap().poll();
-    assert!(matches!((last, next), (Poll::Ready(Ok(_)), Poll::Ready(Ok(_)))));
-    script.complete(2);
-    engine.drain().unwrap();
-    assert!(matches!(Task::new(&engine).poll(), Poll::Ready(Ok(_))), "no future waits");
 }
 
 #[test]
@@ -121,23 +87,6 @@ fn waiting_futures_see_the_shutdown_and_errors() {
         assert!(matches!(task.poll(), Poll::Ready(Err(SubmitError::Closed(_)))));
     }
     taken.into_iter().for_each(|operation| _ = operation.wait().0.unwrap());
-}
-
-/// A completion that goes into a queue frees its slot inside the reap. The same call wakes a
-/// waiting future, although no delivery is left.
-#[test]
-fn a_queue_that_frees_a_slot_wakes_a_future() {
-    let (engine, script) = full_at(2);
-    let queue = CompletionQueue::new();
-    (0..2).for_each(|token| _ = engine.nop().enqueue(&queue, token).unwrap());
-    let mut tasks: Vec<_> = (0..2).map(|_| Task::new(&engine)).collect();
-    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
-    for (nth, wakes) in [[1, 0], [1, 1]].into_iter().enumerate() {
-        script.complete(1);
-        assert_eq!(engine.turn().delivered, 1);
-        assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), wakes, "{nth}");
-    }
-    assert!(tasks.iter_mut().all(|task| task.poll().is_ready()));
 }
 
 /// Many tasks share few slots: each one writes and reads back, with a pause in between.

@@ -10,7 +10,6 @@
 //! (Forgotten operations leak on purpose.)
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::fs::File as StdFile;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +20,7 @@ use std::time::Duration;
 
 use aio_reap::{
     AlignedBuf, BufList, CompletionQueue, Engine, File, IoBuf, IoBufMut, OpenOptions, Operation,
-    ReapMode, Request, SubmitError,
+    ReapMode,
 };
 
 use crate::common::{engines, fifo};
@@ -96,52 +95,6 @@ fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
         drop(engine);
         assert_eq!(freed.load(Ordering::Relaxed), 7 * BLOCKS - forgotten);
         assert!(has_arrived(&temp, 6));
-    }
-}
-
-/// Submits, and waits for a slot while a slow device has all requests.
-fn submit<'e, B: 'static>(engine: &'e Engine, mut request: Request<'e, B>) -> Operation<B> {
-    loop {
-        match request.submit() {
-            Ok(operation) => return operation,
-            Err(SubmitError::Full(refused)) => request = refused,
-            Err(error) => panic!("{error}"),
-        }
-        engine.wait(None).unwrap();
-    }
-}
-
-/// Reads into buffers of dropped operations. The kernel writes only to those buffers, and memory
-/// that is allocated meanwhile keeps its bytes.
-#[test]
-fn inv13_reads_of_dropped_operations_write_only_to_their_buffers() {
-    for engine in engines(Engine::builder().depth(32).capacity(256)) {
-        let (temp, file) = file(&engine);
-        temp.as_file().write_all_at(&vec![0x77; BLOCK * BLOCKS as usize], 0).unwrap();
-        let freed = Arc::new(AtomicU64::new(0));
-        let mut others = VecDeque::new();
-        for round in 0..40u64 {
-            for block in 0..BLOCKS / 2 {
-                let buf = Counted::new(BLOCK, 0x11, &freed);
-                // Without a plug some complete inside the submission and some are in flight.
-                let read = submit(&engine, engine.read(&file, buf, block * BLOCK as u64));
-                if block == 0 && round < 8 {
-                    std::mem::forget(read);
-                } else {
-                    drop(read);
-                }
-                // The allocator would return a buffer here that was freed too early.
-                others.push_back(vec![0x22_u8; BLOCK]);
-                if others.len() > 64 {
-                    others.pop_front();
-                }
-            }
-            engine.turn();
-            assert!(others.iter().flatten().all(|&byte| byte == 0x22), "{}", engine.backend());
-        }
-        engine.drain().unwrap();
-        assert!(others.iter().flatten().all(|&byte| byte == 0x22));
-        assert_eq!(freed.load(Ordering::Relaxed), 40 * BLOCKS / 2 - 8);
     }
 }
 

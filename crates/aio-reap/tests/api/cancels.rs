@@ -1,63 +1,15 @@
 //! Cancellation of requests with callbacks and in queues.
 
-use std::cell::RefCell;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::{fifo, on_every_backend};
 use aio_reap::{BackendKind, CompletionQueue, Engine, OpenOptions, Operation, ReapMode};
 
 use crate::readable::readable;
-use crate::scripted::scripted;
 
 const CANCELLED: i32 = libc::ECANCELED;
-
-#[test]
-fn inv21_an_id_cancels_its_request_and_no_later_one() {
-    on_every_backend(|engine| {
-        let results = Rc::new(RefCell::new(Vec::new()));
-        let queue = CompletionQueue::new();
-        let plug = engine.plug();
-        let to = Rc::clone(&results);
-        let called = engine.nop().callback(move |result, ()| {
-            to.borrow_mut().push(result.unwrap_err().errno());
-        });
-        let (called, queued) = (called.unwrap(), engine.nop().enqueue(&queue, 7).unwrap());
-        let other = engine.nop().submit().unwrap();
-        assert!(called != queued && engine.cancel(called) && engine.cancel(queued));
-        assert!(!engine.cancel(called), "it has its result");
-        drop(plug);
-        engine.drain().unwrap();
-        assert_eq!(other.wait().0.unwrap(), 0);
-        assert_eq!(*results.borrow(), [CANCELLED]);
-        assert_eq!(queue.pop().unwrap().result.unwrap_err().errno(), CANCELLED);
-        // The slots are used again.
-        let plug = engine.plug();
-        for token in 0..64 {
-            assert!(![called, queued].contains(&engine.nop().enqueue(&queue, token).unwrap()));
-        }
-        assert!(!engine.cancel(called) && !engine.cancel(queued));
-        drop(plug);
-        engine.drain().unwrap();
-        assert!(std::iter::from_fn(|| queue.pop()).all(|done| done.result.unwrap() == 0));
-    });
-}
-
-#[test]
-fn inv21_an_id_cancels_a_request_in_flight() {
-    let (engine, script) = scripted(128);
-    let queue = CompletionQueue::new();
-    let first = engine.nop().enqueue(&queue, 1).unwrap();
-    engine.nop().enqueue(&queue, 2).unwrap();
-    assert_eq!(script.in_flight(), 2);
-    assert!(engine.cancel(first));
-    engine.turn();
-    let done = queue.pop().unwrap();
-    assert_eq!((done.token, done.result.unwrap_err().errno()), (1, CANCELLED));
-    assert_eq!((queue.len(), script.in_flight()), (0, 1));
-}
 
 /// The bytes show which requests the kernel saw: none that was cancelled behind a plug, and every
 /// other one once.

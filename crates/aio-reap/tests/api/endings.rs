@@ -7,10 +7,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::common::{fifo, on_every_backend};
-use crate::direct_file::direct_file;
 use crate::readable::readable;
 use crate::scripted::scripted;
-use aio_reap::{AlignedBuf, BackendKind, BufList, Engine, File, OpenOptions, Operation};
+use aio_reap::{BackendKind, BufList, Engine, File, OpenOptions, Operation};
 use aio_reap_test::sim::{Cancel, SubmitStep, Transfer};
 
 const SHORT: Duration = Duration::from_millis(20);
@@ -201,28 +200,6 @@ fn real_backends_cancel_what_waits() {
                 !readable(engine, Duration::from_millis(1))
             });
             assert!(quiet, "an idle engine keeps its descriptor readable");
-        }
-        // Requests that cannot be cancelled end by themselves, and the counts add up.
-        let buffered = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-        let direct = direct_file(engine).map(|(_temp, file)| file);
-        for round in 0..50u64 {
-            let file = direct.as_ref().filter(|_| round % 2 == 0).unwrap_or(&buffered);
-            let plug = engine.plug();
-            let block = || AlignedBuf::zeroed(4096, 4096);
-            let writes: Vec<_> = (0..16)
-                .map(|nth| engine.write(file, block(), nth * 4096).submit().unwrap())
-                .collect();
-            drop(plug);
-            writes.iter().skip(round as usize % 3).step_by(2).for_each(|write| _ = write.cancel());
-            for write in writes {
-                let (result, buf) = write.wait();
-                assert_eq!(buf.len(), 4096);
-                match result {
-                    Ok(moved) => assert_eq!(moved, 4096),
-                    Err(error) => assert_eq!(error.errno(), libc::ECANCELED),
-                }
-            }
-            assert!(engine.validate().is_idle());
         }
     });
 }

@@ -229,56 +229,6 @@ fn inv04_waiting_outlasts_a_device_without_room() {
 }
 
 #[test]
-fn inv05_flush_reaps_what_is_visible() {
-    let (engine, script) = scripted(16);
-    let done = Rc::new(Cell::new(0));
-    let plug = engine.plug();
-    (0..8).for_each(|_| _ = engine.nop().callback(count(&done)).unwrap());
-    drop(plug);
-    assert_eq!((script.in_flight(), done.get()), (8, 0));
-    script.complete(7);
-    engine.nop().callback(count(&done)).unwrap(); // its flush reaps the others
-    assert_eq!((done.get(), script.visible(), script.in_flight()), (7, 0, 2));
-    script.on_submit(SubmitStep::Inline);
-    engine.nop().callback(count(&done)).unwrap();
-    assert_eq!(done.get(), 8, "what completes inside submit is there when it returns");
-    assert_eq!(engine.stats().reap_sizes.percentile(100.0), 7);
-}
-
-#[test]
-fn inv09_spurious_wakes_are_harmless_and_still_flush() {
-    let (engine, script) = scripted(8);
-    let done = Rc::new(Cell::new(0));
-    assert!(!readable(&engine, Duration::ZERO));
-    script.ring();
-    assert!(readable(&engine, Duration::ZERO));
-    assert!(engine.turn().is_idle());
-    assert!(!readable(&engine, Duration::ZERO), "answered once and for all");
-
-    let plug = engine.plug();
-    (0..2).for_each(|_| _ = engine.nop().callback(count(&done)).unwrap());
-    script.on_submit(SubmitStep::Accept(1));
-    drop(plug);
-    assert_eq!(script.in_flight(), 1);
-    script.ring();
-    engine.turn();
-    assert_eq!(script.in_flight(), 2, "a wake without a completion flushes all the same");
-
-    // The submit path reaps a completion and leaves the notification, which is then spurious.
-    script.complete(1);
-    engine.nop().callback(count(&done)).unwrap();
-    assert_eq!((done.get(), script.visible()), (1, 0));
-    assert!(readable(&engine, Duration::ZERO), "disarmed by the submit path");
-    assert_eq!(engine.turn().delivered, 0);
-    assert!(!readable(&engine, Duration::ZERO));
-    // The next completion notifies again.
-    script.complete(1);
-    assert!(readable(&engine, Duration::ZERO));
-    engine.drain().unwrap();
-    assert_eq!(done.get(), 3);
-}
-
-#[test]
 fn inv10_plugs_balance_also_when_one_unwinds() {
     let (engine, script) = scripted(8);
     let done = Rc::new(Cell::new(0));
@@ -346,48 +296,5 @@ fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
         // Other errors are not retried.
         script.on_transfer(Transfer::Fail(libc::EIO));
         assert!(engine.fsync(&file).submit().unwrap().wait().0.is_err());
-    }
-}
-
-#[test]
-fn inv14_shutdown_and_drop_deliver_everything_and_nothing_afterwards() {
-    for explicit in [true, false] {
-        let (engine, script) = scripted_by(Engine::builder().depth(4).capacity(32));
-        let engine = Rc::new(engine);
-        let (raw, file) = temp_file(&engine, &[]);
-        let done = Rc::new(Cell::new(0));
-        let plug = engine.plug();
-        let operation = engine.write(&file, b"kept".to_vec(), 0).submit().unwrap();
-        drop(engine.write(&file, b"orphan".to_vec(), 4).submit().unwrap());
-        for _ in 0..12 {
-            engine.nop().callback(count(&done)).unwrap();
-        }
-        let refused = Rc::new(Cell::new(false));
-        let (inner, flag) = (Rc::downgrade(&engine), Rc::clone(&refused));
-        let resubmit = move |_: Result<usize, aio_reap::RequestError>, ()| {
-            // After a drop this callback cannot reach the engine. After a shutdown the engine
-            // refuses its request.
-            flag.set(inner.upgrade().is_none_or(|engine| engine.nop().submit().is_err()));
-        };
-        engine.nop().callback(resubmit).unwrap();
-        script.on_submit(SubmitStep::Again);
-        script.on_submit(SubmitStep::Accept(1));
-        drop(plug);
-        if explicit {
-            engine.shutdown().unwrap();
-            assert!(engine.validate().is_idle());
-            let delivered = engine.stats().completed;
-            assert_eq!(delivered, 15);
-            engine.turn();
-            assert_eq!(engine.stats().completed, delivered, "something came afterwards");
-        }
-        drop(engine);
-        assert_eq!((done.get(), refused.get()), (12, true));
-        assert!(operation.is_done());
-        assert_eq!(operation.wait().0.unwrap(), 4);
-        let mut bytes = [0; 10];
-        raw.read_exact_at(&mut bytes, 0).unwrap();
-        assert_eq!(&bytes, b"keptorphan");
-        assert_eq!(script.complete(8), 0);
     }
 }

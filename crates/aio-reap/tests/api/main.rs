@@ -22,7 +22,6 @@ mod engine_model;
 mod files;
 #[path = "../model/mod.rs"]
 mod model;
-mod on_turn;
 #[path = "../common/readable.rs"]
 mod readable;
 mod reap_modes;

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -12,10 +11,7 @@ use crate::count::count;
 use crate::readable::readable;
 use crate::scripted::{scripted, scripted_by};
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
-use aio_reap_test::sim::{Script, SubmitStep, Transfer};
-
-/// Much longer than all retries of one request.
-const PATIENCE: Duration = Duration::from_secs(60);
+use aio_reap_test::sim::{Script, SubmitStep};
 
 fn in_mode(mode: ReapMode) -> (Engine, Script) {
     scripted_by(Engine::builder().depth(4).reap_mode(mode))
@@ -151,32 +147,6 @@ fn inv05_one_turn_reaps_everything_that_is_ready() {
     assert!(readable(&engine, Duration::ZERO), "no notification");
     let turn = engine.turn();
     assert_eq!((turn.delivered, called.get()), (READS, READS));
-}
-
-/// A retry comes also while another request stays in the kernel.
-#[test]
-fn inv04_a_request_behind_one_that_never_completes_is_retried() {
-    let (engine, script) = in_mode(ReapMode::AfterSubmit);
-    let fd = engine.as_fd(); // once, as an event loop takes it: each call looks for work
-    assert!(!readable(fd, Duration::ZERO));
-    let _never = engine.nop().submit().unwrap();
-    let nop = engine.nop().submit().unwrap();
-    script.on_transfer(Transfer::Fail(libc::EAGAIN));
-    script.complete_nth(1);
-    engine.turn();
-    engine.validate();
-    assert!(readable(fd, PATIENCE), "no turn would retry after an EAGAIN");
-    engine.turn();
-    assert_eq!(script.in_flight(), 2);
-    script.complete_nth(1);
-    engine.turn();
-    nop.wait().0.unwrap();
-    script.on_submit(SubmitStep::Again);
-    let _refused = engine.nop().submit().unwrap();
-    engine.validate();
-    assert!(readable(fd, PATIENCE), "no turn would submit again");
-    engine.turn();
-    assert_eq!(script.in_flight(), 2);
 }
 
 /// Blocks its engine when it is dropped, and stores whether a retry is due then.

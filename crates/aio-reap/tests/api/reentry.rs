@@ -21,35 +21,6 @@ use aio_reap::{BackendKind, CompletionQueue, Engine, StartError};
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Script, SubmitStep};
 
-#[test]
-fn an_unneeded_retry_timer_does_not_notify() {
-    let (engine, script) = scripted(8);
-    assert!(!readable(&engine, Duration::ZERO));
-    script.on_submit(SubmitStep::Again);
-    let nop = engine.nop().submit().unwrap(); // no room, so the timer is armed
-    engine.turn(); // there is room before the timer expires
-    script.complete(1);
-    nop.wait().0.unwrap();
-    engine.turn();
-    std::thread::sleep(Duration::from_millis(5));
-    assert!(!readable(&engine, Duration::ZERO), "a foreign loop would spin from here on");
-}
-
-#[test]
-fn waker_that_outlives_block_on_does_not_notify_for_ever() {
-    let (engine, _script) = scripted(8);
-    let mut kept = None;
-    let poll = poll_fn(|context| {
-        kept = Some(context.waker().clone());
-        Poll::Ready(())
-    });
-    engine.block_on(poll).unwrap();
-    assert!(!readable(&engine, Duration::ZERO));
-    kept.unwrap().wake();
-    engine.turn();
-    assert!(!readable(&engine, Duration::ZERO), "a foreign loop would spin from here on");
-}
-
 /// A completion that wakes the future of `block_on` makes no system call for that: the engine is awake.
 #[test]
 fn a_completion_wakes_its_future_without_the_kick() {
@@ -96,31 +67,6 @@ fn waking_races_with_the_engines_own_kick() {
     waking.join().unwrap();
 }
 
-/// A `block_on` inside a callback of another one must not consume the wake-up of the outer one.
-#[test]
-fn block_on_nests() {
-    let (engine, _script) = scripted(8);
-    let engine = Rc::new(engine);
-    let (inner, waker) = (Rc::downgrade(&engine), Rc::new(RefCell::new(None::<Waker>)));
-    let (shared, fired) = (Rc::clone(&waker), Rc::new(Cell::new(false)));
-    let flag = Rc::clone(&fired);
-    let done = move |_: Result<usize, aio_reap::RequestError>, ()| {
-        let engine: Rc<Engine> = inner.upgrade().unwrap();
-        flag.set(true);
-        shared.take().unwrap().wake();
-        engine.block_on(engine.nop().submit().unwrap()).unwrap().0.unwrap();
-    };
-    engine.nop().callback(done).unwrap();
-    let outer = poll_fn(|context| {
-        if fired.get() {
-            return Poll::Ready(());
-        }
-        waker.replace(Some(context.waker().clone()));
-        Poll::Pending
-    });
-    engine.block_on(outer).unwrap();
-}
-
 /// A future that always wakes itself (a busy `yield_now`) does not stop the I/O.
 #[test]
 fn future_that_wakes_itself_does_not_starve_the_engine() {
@@ -136,19 +82,6 @@ fn future_that_wakes_itself_does_not_starve_the_engine() {
         });
         engine.block_on(busy).unwrap();
     });
-}
-
-/// Work that was left before the program asked for the descriptor makes it readable.
-#[test]
-fn a_late_descriptor_shows_left_over_work() {
-    let (engine, script) = scripted(8);
-    let _plug = engine.plug();
-    let nops = [(); 3].map(|()| engine.nop().submit().unwrap());
-    script.on_submit(SubmitStep::Inline);
-    while !nops.iter().all(|nop| nop.is_done()) {
-        assert!(readable(&engine, Duration::ZERO), "a foreign loop would never turn the engine");
-        engine.turn();
-    }
 }
 
 /// Two engines on one script would get each other's completions, and free buffers in use.
