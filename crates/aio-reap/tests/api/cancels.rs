@@ -73,7 +73,9 @@ fn a_busy_thread_does_not_delay_the_next_request() {
     let (_folder, path) = fifo();
     let open = engine.open(&path, OpenOptions::read_only()).submit().unwrap();
     let nop = engine.nop().submit().unwrap();
-    engine.wait(Some(Duration::from_secs(60))).unwrap();
+    if !nop.is_done() {
+        engine.wait(Some(Duration::from_secs(60))).unwrap();
+    }
     let done = nop.is_done();
     // Before a panic, because the drop of the engine waits for the open.
     std::fs::File::options().write(true).open(&path).unwrap();
