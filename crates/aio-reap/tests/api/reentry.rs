@@ -8,7 +8,6 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use crate::readable::readable;
 use crate::scripted::scripted;
 use aio_reap::{BackendKind, CompletionQueue, Engine, StartError};
 use aio_reap_test::Build;
-use aio_reap_test::sim::{Script, SubmitStep};
+use aio_reap_test::sim::SubmitStep;
 
 /// A completion that wakes the future of `block_on` makes no system call for that: the engine is awake.
 #[test]
@@ -215,28 +214,6 @@ fn engine_may_be_dropped_inside_a_callback() {
     *owner.borrow_mut() = Some(engine);
     assert_eq!(operation.wait().0.unwrap(), 0);
     assert_eq!((others.get(), script.in_flight()), (3, 0));
-}
-
-/// A panic unwinds through the owner of an engine with requests in flight. No callback runs, and
-/// the buffers stay until the device no longer uses them.
-#[test]
-fn engine_dropped_by_a_panic_waits_for_the_device() {
-    let script = Script::new();
-    let called = Rc::new(Cell::new(0));
-    let raw = tempfile::tempfile().unwrap();
-    let unwound = catch_unwind(AssertUnwindSafe(|| {
-        let engine = Engine::builder().build_sim(&script).unwrap();
-        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
-        let count = Rc::clone(&called);
-        engine.write(&file, vec![7; 64], 0).callback(move |_, _| count.set(1)).unwrap();
-        drop(engine.write(&file, vec![8; 64], 64).submit().unwrap());
-        panic!("on purpose");
-    }));
-    assert!(unwound.is_err());
-    assert_eq!((script.in_flight(), called.get(), Rc::strong_count(&called)), (0, 0, 1));
-    let mut bytes = [0; 128];
-    raw.read_exact_at(&mut bytes, 0).unwrap();
-    assert!(bytes[..64] == [7; 64] && bytes[64..] == [8; 64]);
 }
 
 /// A wait with a timeout ends when the time is over, and not before.

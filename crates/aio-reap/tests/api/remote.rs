@@ -175,28 +175,6 @@ fn inv02_calls_of_calls_run_in_the_next_turn() {
     assert!(!readable(&engine, Duration::ZERO));
 }
 
-/// A burst notifies once and makes the descriptor readable. After the turn it is not readable.
-#[test]
-fn inv09_a_burst_notifies_and_one_turn_clears_it() {
-    let (engine, script) = bounded(8, 8);
-    let remote = engine.remote();
-    assert!(!readable(&engine, Duration::ZERO));
-    let nops: Vec<_> = (0..5).map(|_| nop(&remote)).collect();
-    assert!(readable(&engine, Duration::ZERO), "no notification");
-    assert_eq!(engine.turn().in_flight, 5);
-    assert!(!readable(&engine, Duration::ZERO), "a loop would spin");
-    script.complete(5);
-    assert!(readable(&engine, Duration::ZERO));
-    engine.turn();
-    nops.into_iter().for_each(|nop| assert_eq!(block_on(nop), Ok(0)));
-    engine.turn();
-    assert!(!readable(&engine, Duration::ZERO));
-    // A call that was sent before the descriptor was watched, to an engine that was not turned since.
-    let (engine, _script) = bounded(8, 8);
-    engine.remote().call(|_| ()).unwrap();
-    assert!(readable(&engine, Duration::ZERO));
-}
-
 /// A turn inside a callback runs no call, and does not lose its notification.
 #[test]
 fn inv07_a_turn_in_a_callback_leaves_calls_to_the_next_turn() {
@@ -216,24 +194,6 @@ fn inv07_a_turn_in_a_callback_leaves_calls_to_the_next_turn() {
     assert!(readable(fd, Duration::ZERO), "the notification is lost");
     engine.turn();
     assert_eq!(ran.load(Ordering::Relaxed), 1);
-}
-
-/// A call that panics takes no other call with it.
-#[test]
-fn inv07_a_panic_of_a_call_leaves_the_others_to_the_next_turn() {
-    let (engine, _script) = bounded(4, 4);
-    assert!(!readable(&engine, Duration::ZERO)); // watched from here on
-    let remote = engine.remote();
-    let before = nop(&remote);
-    let never = remote.ask::<(), _>(|_, _responder| panic!("on purpose")).unwrap();
-    let after = nop(&remote);
-    let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.turn()));
-    assert!(turn.is_err());
-    assert!(readable(&engine, Duration::ZERO), "no turn would follow");
-    assert_eq!(block_on(never), Err(NoResponse));
-    engine.turn();
-    engine.drain().unwrap();
-    assert_eq!((block_on(before), block_on(after)), (Ok(0), Ok(0)));
 }
 
 /// The shutdown or drop of an engine runs the queued calls, and performs their requests.

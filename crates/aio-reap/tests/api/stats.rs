@@ -3,7 +3,6 @@
 use crate::scripted::scripted;
 
 use aio_reap::EngineStats;
-use aio_reap_test::sim::SubmitStep;
 
 /// Returns the counters of an engine of `depth` that has reaped these numbers of completions at once.
 fn after_reaps(depth: usize, sizes: &[usize]) -> EngineStats {
@@ -41,14 +40,4 @@ fn engines_add_up_whichever_has_the_longer_histogram() {
     assert_eq!(a.reap_sizes, b.reap_sizes);
     assert_eq!((a.submissions, a.submitted, a.max_in_flight), (3, 8, 4));
     assert_eq!((a.reap_sizes.count(), a.reap_sizes.percentile(100.0)), (3, 4));
-}
-
-/// A submission for which the device has no room counts, and counts no request.
-#[test]
-fn a_refused_submission_is_counted() {
-    let (engine, script) = scripted(128);
-    script.on_submit(SubmitStep::Again);
-    engine.nop().submit().unwrap().wait().0.unwrap();
-    let stats = engine.stats();
-    assert_eq!((stats.submissions, stats.submitted, stats.busy), (2, 1, 1));
 }
