@@ -1,6 +1,7 @@
 //! Child processes: this test program run again.
 
 use std::env;
+use std::ffi::OsStr;
 use std::process::{Command, Output};
 
 /// The environment variable that names the test that a child process runs.
@@ -9,12 +10,24 @@ pub const CHILD: &str = "OFFLOCK_TEST_CHILD";
 /// Runs `f` in a process of its own, with more environment variables: for the test `name` alone, this
 /// test program is started again. Returns what that process said; none in that process itself.
 pub fn in_child(name: &str, variables: &[(&str, &str)], f: impl FnOnce()) -> Option<Output> {
+    in_child_by(&[], name, variables, f)
+}
+
+/// The same, with the command that starts the process, if there is one.
+fn in_child_by(
+    starter: &[&str],
+    name: &str,
+    variables: &[(&str, &str)],
+    f: impl FnOnce(),
+) -> Option<Output> {
     if env::var(CHILD).is_ok_and(|child| child == name) {
         f();
         return None;
     }
-    let mut child = Command::new(env::current_exe().unwrap());
-    child.args(["--exact", name, "--nocapture"]).env(CHILD, name);
+    let this = env::current_exe().unwrap();
+    let mut words = starter.iter().map(OsStr::new).chain([this.as_os_str()]);
+    let mut child = Command::new(words.next().unwrap());
+    child.args(words).args(["--exact", name, "--nocapture"]).env(CHILD, name);
     Some(child.envs(variables.iter().copied()).output().unwrap())
 }
 
@@ -24,7 +37,16 @@ pub fn in_child(name: &str, variables: &[(&str, &str)], f: impl FnOnce()) -> Opt
 ///
 /// Panics with the child's output if the test fails there, or if there is no such test.
 pub fn in_own_process(name: &str, f: impl FnOnce()) {
-    let Some(child) = in_child(name, &[], f) else { return };
+    in_own_process_by(&[], name, f);
+}
+
+/// As [`in_own_process`], in a process that this command starts: `unshare`, for example.
+///
+/// # Panics
+///
+/// As that.
+pub fn in_own_process_by(starter: &[&str], name: &str, f: impl FnOnce()) {
+    let Some(child) = in_child_by(starter, name, &[], f) else { return };
     let stdout = String::from_utf8_lossy(&child.stdout);
     let stderr = String::from_utf8_lossy(&child.stderr);
     assert!(child.status.success() && stdout.contains("1 passed"), "{stdout}{stderr}");
