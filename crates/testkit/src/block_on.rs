@@ -1,7 +1,7 @@
 //! An executor for one future on the calling thread, and a waker that counts its calls.
 
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
@@ -69,5 +69,42 @@ impl Wake for WakeCount {
     fn wake(self: Arc<Self>) {
         // Ordering: SeqCst, with the load in `count`.
         self.0.fetch_add(1, SeqCst);
+    }
+}
+
+/// A future with the waker of its polls.
+#[derive(Debug)]
+pub struct TestTask<F> {
+    /// Counts the wake-ups; a poll uses the one that is here.
+    pub woken: Arc<WakeCount>,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> TestTask<F> {
+    /// A task that has not begun.
+    pub fn new(future: F) -> Self {
+        Self { woken: WakeCount::new(), future: Box::pin(future) }
+    }
+
+    /// Polls a future that waits.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it does not wait.
+    #[track_caller]
+    pub fn waiting(future: F) -> Self {
+        let mut task = Self::new(future);
+        assert!(task.poll().is_pending());
+        task
+    }
+
+    /// Polls once.
+    pub fn poll(&mut self) -> Poll<F::Output> {
+        self.future.as_mut().poll(&mut Context::from_waker(&self.woken.waker()))
+    }
+
+    /// Returns how often the task was woken.
+    pub fn wakes(&self) -> usize {
+        self.woken.count()
     }
 }

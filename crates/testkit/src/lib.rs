@@ -36,6 +36,6 @@ pub mod traces;
 pub mod wait;
 pub mod watchdog;
 
-pub use block_on::{WakeCount, block_on};
+pub use block_on::{TestTask, WakeCount, block_on};
 pub use rng::Rng;
 pub use wait::{in_time, wait_until};

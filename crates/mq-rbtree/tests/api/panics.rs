@@ -3,17 +3,15 @@
 
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::future::Future;
 use std::mem;
 use std::num::NonZeroU32;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
 
 use mq_rbtree::{Queue, RbTree};
-use testkit::{WakeCount, wait_until};
+use testkit::{TestTask, wait_until};
 
 use crate::panicking::{OnWake, bomb, panics, poll};
 
@@ -74,8 +72,8 @@ const OPERATIONS: [Operation; 9] = [
     (
         "send_async",
         |queue, message, nth| {
-            let mut future = Box::pin(queue.send_async(message, Key(83)));
-            panics_at(nth, || assert!(poll(&mut future, Waker::noop().clone()).is_ready()))
+            let mut task = TestTask::new(queue.send_async(message, Key(83)));
+            panics_at(nth, || assert!(task.poll().is_ready()))
         },
         1,
         0,
@@ -93,8 +91,8 @@ const OPERATIONS: [Operation; 9] = [
     (
         "receive_async",
         |queue, _, nth| {
-            let mut future = Box::pin(queue.receive_async());
-            panics_at(nth, || assert!(poll(&mut future, Waker::noop().clone()).is_ready()))
+            let mut task = TestTask::new(queue.receive_async());
+            panics_at(nth, || assert!(task.poll().is_ready()))
         },
         -1,
         0,
@@ -154,8 +152,8 @@ fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
         (0..12).for_each(|n| send(n * 5 + 40));
         drop(queue.try_receive()); // with ageing, the next receive looks for a lower priority
         send(55);
-        let (woken, mut task) = (WakeCount::new(), Box::pin(queue.send_async(message(), Key(12))));
-        assert!(!waits || poll(&mut task, woken.waker()).is_pending());
+        let mut task = TestTask::new(queue.send_async(message(), Key(12)));
+        assert!(!waits || task.poll().is_pending());
         let nodes = || queue.stats().levels.live + queue.stats().levels.kept;
         let before = nodes();
         for nth in 0.. {
@@ -176,8 +174,8 @@ fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
             (queue.len()..12).for_each(|_| send(55));
         }
         assert!(queue.drain().is_sorted_by(|a, b| a.1 >= b.1));
-        assert!(!waits || woken.count() == 1, "{name}");
-        assert!(poll(&mut task, woken.waker()).is_ready());
+        assert!(!waits || task.wakes() == 1, "{name}");
+        assert!(task.poll().is_ready());
         drop(task);
         COMPARISONS.set(0);
         drop(queue);
@@ -203,7 +201,6 @@ fn an_order_that_panics_in_an_unwind_drops_the_message() {
 /// The first of two tasks panics in the poll for which it was woken, and is dropped. The other one proceeds.
 #[test]
 fn inv14_a_task_whose_order_panics_passes_its_wake_up_on() {
-    type Task<'q> = Pin<Box<dyn Future<Output = bool> + 'q>>;
     for sends in [false, true] {
         let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(2).ageing(NonZeroU32::MIN);
         let queue = &builder.build().unwrap();
@@ -212,24 +209,21 @@ fn inv14_a_task_whose_order_panics_passes_its_wake_up_on() {
             assert!(queue.try_receive().is_ok());
         }
         (0..u32::from(sends) * 2).for_each(|n| queue.send(n, Key(n)).unwrap());
-        let flags = [WakeCount::new(), WakeCount::new()];
-        let mut tasks: [Task<'_>; 2] = [8, 9].map(|n| match sends {
-            true => Box::pin(async move { queue.send_async(n, Key(n)).await.is_ok() }) as Task<'_>,
-            false => Box::pin(async move { queue.receive_async().await.is_ok() }),
-        });
-        for (task, flag) in tasks.iter_mut().zip(&flags) {
-            assert!(poll(task, flag.waker()).is_pending());
-        }
+        let perform = |n| async move {
+            match sends {
+                true => queue.send_async(n, Key(n)).await.is_ok(),
+                false => queue.receive_async().await.is_ok(),
+            }
+        };
+        let [mut first, mut second] = [8, 9].map(|n| TestTask::waiting(perform(n)));
         match sends {
             true => drop(queue.try_receive()),
             false => queue.send(1, Key(1)).unwrap(),
         }
-        assert_eq!((flags[0].count(), flags[1].count()), (1, 0));
-        let [mut first, mut second] = tasks;
-        assert!(panics_at(0, || poll(&mut first, flags[0].waker())));
+        assert_eq!((first.wakes(), second.wakes()), (1, 0));
+        assert!(panics_at(0, || first.poll()));
         drop(first);
-        assert_eq!((flags[0].count(), flags[1].count()), (1, 1));
-        assert_eq!(poll(&mut second, flags[1].waker()), Poll::Ready(true));
+        assert_eq!((second.wakes(), second.poll()), (1, Poll::Ready(true)));
         queue.validate();
     }
 }
@@ -244,9 +238,7 @@ fn a_panicking_filter_leaves_the_remaining_messages() {
     for (n, message) in messages.iter().enumerate() {
         queue.send(Arc::clone(message), n as u32 / 3).unwrap();
     }
-    let flag = WakeCount::new();
-    let mut task = Box::pin(queue.send_async(Arc::new(77), 7));
-    assert!(poll(&mut task, flag.waker()).is_pending());
+    let mut task = TestTask::waiting(queue.send_async(Arc::new(77), 7));
     let left = Cell::new(5);
     assert!(panics(|| {
         queue.drain_filter(|_, _| {
@@ -254,11 +246,11 @@ fn a_panicking_filter_leaves_the_remaining_messages() {
             left.get() % 2 == 0
         })
     }));
-    assert_eq!(flag.count(), 1);
+    assert_eq!(task.wakes(), 1);
     queue.validate();
     let kept = messages.iter().filter(|message| Arc::strong_count(message) == 2).count();
     assert_eq!((kept, queue.len()), (7, 7), "of ten, five looked at, three taken");
-    assert!(poll(&mut task, flag.waker()).is_ready());
+    assert!(task.poll().is_ready());
 }
 
 /// The drop of a message panics in each of the places where one is dropped. All others are dropped once.
@@ -322,21 +314,15 @@ fn a_panicking_waker_does_not_stop_other_wake_ups() {
     for sends in [false, true] {
         let queue: &Queue<u32> = &Queue::builder(12).spin(false).build().unwrap();
         (0..12 * u32::from(sends)).for_each(|n| queue.send(n, 1).unwrap());
-        let task = || {
-            Box::pin(async move {
-                match sends {
-                    true => queue.send_async(7, 7).await.is_ok(),
-                    false => queue.receive_async().await.is_ok(),
-                }
-            })
+        let perform = || async move {
+            match sends {
+                true => queue.send_async(7, 7).await.is_ok(),
+                false => queue.receive_async().await.is_ok(),
+            }
         };
-        let mut first = task();
+        let mut first = Box::pin(perform());
         assert!(poll(&mut first, bomb()).is_pending());
-        let flags = [(); 6].map(|()| WakeCount::new());
-        let mut tasks = [(); 6].map(|()| task());
-        for (task, flag) in tasks.iter_mut().zip(&flags) {
-            assert!(poll(task, flag.waker()).is_pending());
-        }
+        let mut tasks = [(); 6].map(|()| TestTask::waiting(perform()));
         thread::scope(|scope| {
             let block = || match sends {
                 true => queue.send(7, 7).is_ok(),
@@ -350,11 +336,10 @@ fn a_panicking_waker_does_not_stop_other_wake_ups() {
             }));
             assert!(blocked.into_iter().all(|thread| thread.join().unwrap() == sends));
         });
-        assert!(flags.iter().all(|flag| flag.count() == 1));
         queue.validate();
         drop(first);
-        for (task, flag) in tasks.iter_mut().zip(&flags) {
-            assert_eq!(poll(task, flag.waker()), Poll::Ready(sends));
+        for task in &mut tasks {
+            assert_eq!((task.wakes(), task.poll()), (1, Poll::Ready(sends)));
         }
         assert_eq!(queue.len(), if sends { 9 } else { 0 });
     }
@@ -397,8 +382,7 @@ fn a_message_is_dropped_if_the_drop_of_a_waker_panics() {
         }
     }
     let (queue, message) = (Queue::<Arc<()>>::new(1).unwrap(), Arc::new(()));
-    let mut woken = Box::pin(queue.receive_async());
-    assert!(poll(&mut woken, Waker::noop().clone()).is_pending());
+    let _woken = TestTask::waiting(queue.receive_async());
     let mut receive = Box::pin(queue.receive_async());
     assert!(poll(&mut receive, Arc::new(PanicsWhenDropped).into()).is_pending());
     queue.send(Arc::clone(&message), 1).unwrap();
