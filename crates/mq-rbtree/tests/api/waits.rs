@@ -37,37 +37,18 @@ enum End {
     Drop,
 }
 
-#[derive(Debug, PartialEq)]
-enum Outcome {
-    Done,
-    Closed,
-    Timeout,
-    Dropped,
-}
+/// Nothing, if the operation is done; otherwise its error.
+type Outcome = Result<(), i32>;
 
 use End::{Close, Deadline, Drop, LastHandle, Message, MessageBeforeDeadline};
 use Operation::{Receive, ReceiveBatch, ReceiveGuard, Send, SendBatch};
 
 fn sent<R>(result: Result<R, SendRefused>) -> Outcome {
-    match result {
-        Ok(_) => Outcome::Done,
-        Err(SendRefused::Closed) => Outcome::Closed,
-        Err(refused) => {
-            assert_eq!(refused, SendRefused::Timeout);
-            Outcome::Timeout
-        }
-    }
+    result.map(drop).map_err(|refused| refused.errno())
 }
 
 fn received<R>(result: Result<R, ReceiveError>) -> Outcome {
-    match result {
-        Ok(_) => Outcome::Done,
-        Err(ReceiveError::Closed) => Outcome::Closed,
-        Err(error) => {
-            assert_eq!(error, ReceiveError::Timeout);
-            Outcome::Timeout
-        }
-    }
+    result.map(drop).map_err(|error| error.errno())
 }
 
 /// Returns the reason of a refused message, which comes back.
@@ -170,7 +151,7 @@ fn waits(operation: Operation, by_task: bool, end: End) {
             let mut task = Box::pin(operation.run_async(queue));
             assert!(poll(&mut task, Waker::noop().clone()).is_pending());
             operation.serve(queue);
-            return Outcome::Dropped;
+            return None;
         }
         let thread = scope.spawn(move || match by_task {
             true => block_on(operation.run_async(queue)),
@@ -186,14 +167,14 @@ fn waits(operation: Operation, by_task: bool, end: End) {
             LastHandle => drop(sender.take()),
             Deadline | Drop => {}
         }
-        thread.join().unwrap()
+        Some(thread.join().unwrap())
     });
     let (expected, left) = match end {
-        Message | MessageBeforeDeadline => (Outcome::Done, sends),
-        Close => (Outcome::Closed, sends),
-        LastHandle => (Outcome::Closed, false), // the last receiver drops the messages
-        Deadline => (Outcome::Timeout, sends),
-        Drop => (Outcome::Dropped, !sends),
+        Message | MessageBeforeDeadline => (Some(Ok(())), sends),
+        Close => (Some(Err(libc::ESHUTDOWN)), sends),
+        LastHandle => (Some(Err(libc::ESHUTDOWN)), false), // the last receiver drops the messages
+        Deadline => (Some(Err(libc::ETIMEDOUT)), sends),
+        Drop => (None, !sends),
     };
     assert_eq!(outcome, expected);
     let stats = queue.stats();
@@ -222,7 +203,7 @@ fn inv09_a_wait_does_not_time_out_beside_a_message_or_room() {
             operation.serve(&queue);
             thread.join().unwrap()
         });
-        let in_time = outcome != Outcome::Timeout;
+        let in_time = outcome != Err(libc::ETIMEDOUT);
         assert_eq!(queue.stats().timeouts, u64::from(!in_time));
         std::mem::forget(idle);
         in_time
