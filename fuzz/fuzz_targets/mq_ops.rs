@@ -2,8 +2,8 @@
 //! dropped, under the address sanitizer, and memory runs out.
 #![no_main]
 
-#[path = "../../crates/mq-rbtree/tests/mq_ops/mod.rs"]
-mod mq_ops;
+#[path = "../../crates/mq-rbtree/tests/queue_ops/mod.rs"]
+mod queue_ops;
 
 use testkit::alloc::ThreadAllocator;
 
@@ -11,5 +11,5 @@ use testkit::alloc::ThreadAllocator;
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    mq_ops::run(input);
+    queue_ops::bytes::run(input);
 });

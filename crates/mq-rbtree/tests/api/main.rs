@@ -10,11 +10,11 @@ mod guards;
 mod handles;
 mod limits;
 mod memory;
-#[path = "../mq_ops/mod.rs"]
-mod mq_ops;
 mod panicking;
 mod panics;
 mod queue_model;
+#[path = "../queue_ops/mod.rs"]
+mod queue_ops;
 mod readiness;
 mod stalled;
 mod streams;

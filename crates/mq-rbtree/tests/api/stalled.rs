@@ -2,22 +2,21 @@
 //! of a queue whose sends take no lock.
 #![cfg(not(offlock_model))]
 
-use std::future::Future;
 use std::hint::spin_loop;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Interest, Queue, Readiness, ReceiveError, SendRefused};
 
-use testkit::WakeCount;
+use testkit::TestTask;
 use testkit::pin::{allowed_cpus, pin_to};
 
 use crate::asleep::asleep;
-use crate::mq_ops::queue_ops::is_readable;
+use crate::panicking::{OnWake, poll};
+use crate::queue_ops::is_readable;
 
 /// Creates an empty queue that has the memory for `max` messages.
 fn warm(max: usize) -> Queue<u64> {
@@ -45,13 +44,7 @@ fn inv22_a_stopped_sender_delays_receives_until_their_deadline() {
     assert_eq!(queue.receive(), Ok((1, 5)));
     queue.validate();
     assert_eq!(queue.stats().timeouts, 1);
-    assert!(
-        queue.claim(2, 0).is_some_and(|publish| {
-            publish();
-            true
-        }),
-        "the ring is open again"
-    );
+    queue.claim(2, 0).expect("the ring is open again")();
     assert_eq!(queue.receive(), Ok((2, 0)));
 }
 
@@ -77,28 +70,15 @@ fn inv22_tasks_poll_again_beside_a_stopped_sender() {
     let queue = warm(2);
     let publish = queue.claim(1, 5).unwrap();
     queue.try_send(2, 9).unwrap();
-    let woken = WakeCount::new();
-    let waker = woken.waker();
-    let mut cx = Context::from_waker(&waker);
-    let (mut receive, mut send) = (pin!(queue.receive_async()), pin!(queue.send_async(3, 3)));
-    assert!(receive.as_mut().poll(&mut cx).is_pending());
-    assert!(send.as_mut().poll(&mut cx).is_pending());
-    assert_eq!(woken.count(), 2);
+    let mut receive = TestTask::waiting(queue.receive_async());
+    let mut send = TestTask::waiting(queue.send_async(3, 3));
+    assert_eq!((receive.wakes(), send.wakes()), (1, 1));
     drop(Box::pin(queue.receive_async())); // a future that is dropped does not wait
     publish();
-    assert_eq!(receive.poll(&mut cx), Poll::Ready(Ok((2, 9))));
-    assert_eq!(send.poll(&mut cx), Poll::Ready(Ok(())));
+    assert_eq!(receive.poll(), Poll::Ready(Ok((2, 9))));
+    assert_eq!(send.poll(), Poll::Ready(Ok(())));
     assert_eq!(queue.drain(), [(1, 5), (3, 3)]);
     queue.validate();
-}
-
-/// A waker that runs a function once.
-struct Runs(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-impl Wake for Runs {
-    fn wake(self: Arc<Self>) {
-        self.0.lock().unwrap().take().into_iter().for_each(|run| run());
-    }
 }
 
 /// A task's batch has a message, and then comes to the slot of a sender that stopped meanwhile. It does
@@ -113,18 +93,12 @@ fn inv22_a_batch_of_a_task_does_not_wait_for_a_stopped_sender() {
         stopped.send(queue.claim(100, 1).unwrap()).unwrap();
         queue.try_send(101, 9).unwrap();
     };
-    let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(run))))));
     let mut blocked = Box::pin(queue.send_async(99, 1));
-    assert!(blocked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    let mut polled = None;
-    let receive = || {
-        let mut out = Vec::new();
-        let mut cx = Context::from_waker(Waker::noop());
-        let ready = pin!(queue.receive_batch_async(&mut out, 8)).poll(&mut cx);
-        polled = Some((ready, out));
-    };
+    assert!(poll(&mut blocked, Arc::new(OnWake(Box::new(run))).into()).is_pending());
+    let (mut polled, mut out) = (Poll::Pending, Vec::new());
+    let receive = || polled = TestTask::new(queue.receive_batch_async(&mut out, 8)).poll();
     assert!(ends_before(receive, || at.recv().unwrap()()), "the poll waits for the sender");
-    assert_eq!(polled, Some((Poll::Ready(Ok(1)), vec![(0, 1)])));
+    assert_eq!((polled, out), (Poll::Ready(Ok(1)), vec![(0, 1)]));
     assert_eq!(queue.stats().timeouts, 0);
     assert_eq!(queue.drain(), [(101, 9), (100, 1)]);
     queue.validate();
@@ -169,8 +143,7 @@ fn inv22_a_receive_that_gives_up_lets_senders_go_on() {
     let publish = queue.claim(1, 5).unwrap();
     assert_eq!(queue.receive_deadline(soon()), Err(ReceiveError::Timeout));
     let second = queue.claim(2, 5).expect("the ring is open");
-    let mut cx = Context::from_waker(Waker::noop());
-    assert!(pin!(queue.receive_async()).poll(&mut cx).is_pending());
+    TestTask::waiting(queue.receive_async());
     queue.claim(3, 9).expect("the ring is open")();
     drop(Readiness::new(&queue, Interest::Readable).unwrap());
     queue.claim(4, 9).expect("the ring is open")();

@@ -4,17 +4,21 @@
 //! wake-ups. A waiting future that was woken has a permit. Threads that share a queue run the same steps, and
 //! check that no message is lost.
 
+pub(crate) mod bytes;
 mod model;
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::future::Future;
+use std::hint::spin_loop;
 use std::num::NonZeroU32;
 use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
@@ -22,18 +26,28 @@ use mq_rbtree::{
     SendError, SendRefused,
 };
 
+#[cfg(offlock_model)]
+use crate::models::payload::block_on;
 use model::{Model, Waiter};
 use testkit::WakeCount;
 use testkit::alloc::{refuse_first, thread_bytes};
-use testkit::block_on::block_on;
+#[cfg(not(offlock_model))]
+use testkit::block_on;
 use testkit::canary::{Canary, Census};
 
 /// Levels whose priorities are made of numbers, in the same order.
-pub(crate) trait Keyed: Levels<Priority: Ord + Debug> {
+pub(crate) trait Keyed: Levels<Priority: Ord + Debug + Send + Sync> + 'static {
     fn key(n: u32) -> Self::Priority;
-    fn is_key(priority: Self::Priority) -> bool;
-    /// Returns the most nodes that a queue with such limits keeps.
-    fn most_kept(limits: &Limits) -> usize;
+
+    fn is_key(_priority: Self::Priority) -> bool {
+        true
+    }
+
+    /// Returns the most nodes that a queue with such limits keeps. A reservation keeps one node more than it
+    /// needs, so that none is allocated when all are in use.
+    fn most_kept(limits: &Limits) -> usize {
+        limits.spare.max(if limits.no_alloc { limits.messages + 1 } else { 0 })
+    }
 }
 
 impl Keyed for Bitmap {
@@ -50,22 +64,9 @@ impl Keyed for Bitmap {
     }
 }
 
-/// A reservation keeps one node more than it needs, so that none is allocated when all are in use.
-fn nodes_kept(limits: &Limits) -> usize {
-    limits.spare.max(if limits.no_alloc { limits.messages + 1 } else { 0 })
-}
-
 impl Keyed for RbTree<u32> {
     fn key(n: u32) -> u32 {
         n
-    }
-
-    fn is_key(_: u32) -> bool {
-        true
-    }
-
-    fn most_kept(limits: &Limits) -> usize {
-        nodes_kept(limits)
     }
 }
 
@@ -74,26 +75,18 @@ impl Keyed for RbTree<Reverse<u64>> {
     fn key(n: u32) -> Reverse<u64> {
         Reverse(n.into())
     }
-
-    fn is_key(_: Reverse<u64>) -> bool {
-        true
-    }
-
-    fn most_kept(limits: &Limits) -> usize {
-        nodes_kept(limits)
-    }
 }
 
 /// Priorities at the ends of words and of the range.
 pub(crate) const EDGES: [u32; 14] =
     [0, 1, 2, 62, 63, 64, 65, 4_095, 4_096, 4_097, 32_703, 32_766, 32_767, 32_768];
 
-/// A step. Its numbers are taken modulo the number of choices.
+/// A step. Its numbers are taken modulo the number of choices. Its first `refused` allocations are refused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    Send { priority: u8, late: bool },
-    // The first allocations of the step are refused.
-    SendShort { priority: u8, refused: u8 },
+    Send { priority: u8, late: bool, refused: u8 },
+    // Pauses between the claim of a slot and its publication, if the send goes through the ring.
+    SendPaused { priority: u8, pause: u8 },
     Receive { late: bool },
     SendBatch { count: u8, priority: u8 },
     ReceiveBatch { most: u8 },
@@ -102,8 +95,7 @@ pub(crate) enum Step {
     WaitToReceive,
     WaitToSend { priority: u8 },
     PollReceive { which: u8, other_waker: bool },
-    PollSend { which: u8, other_waker: bool },
-    PollSendShort { which: u8, refused: u8 },
+    PollSend { which: u8, other_waker: bool, refused: u8 },
     DropReceive { which: u8 },
     DropSend { which: u8 },
     Guard,
@@ -111,6 +103,7 @@ pub(crate) enum Step {
     DropGuard { which: u8 },
     // Clears a descriptor, which the first such step makes.
     Clear { writable: bool },
+    Len,
     Close,
 }
 
@@ -128,6 +121,11 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
+    /// Returns a limit of so many messages without other limits.
+    pub(crate) fn plain(messages: usize) -> Self {
+        Self { messages, reserves: vec![], ageing: None, no_alloc: false, spare: 2, quiet: false }
+    }
+
     fn reserves<L: Keyed>(&self) -> Vec<(L::Priority, usize)> {
         let mut kept = 0;
         let reserves = self.reserves.iter().map_while(|&(edge, messages)| {
@@ -156,33 +154,42 @@ pub(crate) type Numbered<L> = (<L as Levels>::Priority, u64);
 pub(crate) type Sent = Result<(), SendRefused>;
 pub(crate) type Got<L> = Result<Numbered<L>, ReceiveError>;
 
-/// Checks the results of steps. A receive, or send, that is `late` has a deadline.
-pub(crate) trait Checker<L: Keyed> {
-    /// Returns the number of the next message. If it `waits` in a future, later messages may be sent before.
-    fn number(&mut self, key: L::Priority, waits: bool) -> u64;
-    fn sent(&mut self, message: Numbered<L>, late: bool, result: Sent);
+/// The result of a step, which a model, or the record of a thread, checks. A send, or receive, that is `late`
+/// had a deadline. A future has a number, which is that of its message if it sends.
+pub(crate) enum Outcome<'a, L: Keyed> {
+    Sent {
+        message: Numbered<L>,
+        late: bool,
+        result: Sent,
+    },
     /// The first messages of a batch were sent, and the next one was refused, if there is one.
-    fn sent_batch(&mut self, batch: &[Numbered<L>], sent: usize, result: Sent);
-    fn received(&mut self, late: bool, got: Got<L>);
-    fn received_batch(&mut self, most: usize, got: Result<Vec<Numbered<L>>, ReceiveError>);
-    fn drained(&mut self, wanted: &dyn Fn(u64) -> bool, out: Vec<Numbered<L>>);
-    /// Returns the number of a future that receives.
-    fn began_receive(&mut self) -> u64;
-    fn polled_receive(&mut self, id: u64, polled: Poll<Got<L>>);
-    fn polled_send(&mut self, id: u64, polled: Poll<Sent>);
-
-    // The steps of one thread.
-
-    fn began_send(&mut self, _message: Numbered<L>) {}
-    fn dropped_receive(&mut self, _id: u64) {}
-    fn dropped_send(&mut self, _id: u64) {}
-    /// A message that had room was refused for lack of memory.
-    fn lacked_memory(&mut self, _message: Numbered<L>) {}
-    fn guarded(&mut self, _got: Got<L>) {}
-    fn accepted(&mut self, _which: usize, _message: Numbered<L>) {}
-    fn put_back(&mut self, _which: usize) {}
-    fn cleared(&mut self, _direction: Interest) {}
-    fn closed(&mut self, _was_open: bool) {}
+    SentBatch {
+        batch: &'a [Numbered<L>],
+        sent: usize,
+        result: Sent,
+    },
+    Received {
+        late: bool,
+        got: Got<L>,
+    },
+    ReceivedBatch {
+        most: usize,
+        got: Result<Vec<Numbered<L>>, ReceiveError>,
+    },
+    Drained {
+        wanted: &'a dyn Fn(u64) -> bool,
+        out: Vec<Numbered<L>>,
+    },
+    PolledReceive(u64, Poll<Got<L>>),
+    PolledSend(Numbered<L>, Poll<Sent>),
+    DroppedReceive(u64),
+    DroppedSend(u64),
+    Guarded(Got<L>),
+    Accepted(usize, Numbered<L>),
+    PutBack(usize),
+    Cleared(Interest),
+    Len(usize),
+    Closed(bool),
 }
 
 /// How a step waits.
@@ -199,20 +206,17 @@ pub(crate) enum Patience {
     Forever,
 }
 
-struct Waiting<'q, L: Keyed, R> {
+struct Waiting<'q, I, R> {
+    id: I,
     future: Pin<Box<dyn Future<Output = R> + 'q>>,
     flag: Arc<WakeCount>,
     seen: usize,
     old: Vec<(Arc<WakeCount>, usize)>,
-    id: u64,
-    /// Of a sender's message.
-    key: Option<L::Priority>,
 }
 
-impl<'q, L: Keyed, R> Waiting<'q, L, R> {
-    fn new(future: impl Future<Output = R> + 'q, id: u64, key: Option<L::Priority>) -> Self {
-        let future = Box::pin(future);
-        Self { future, flag: WakeCount::new(), seen: 0, old: Vec::new(), id, key }
+impl<'q, I, R> Waiting<'q, I, R> {
+    fn new(id: I, future: impl Future<Output = R> + 'q) -> Self {
+        Self { id, future: Box::pin(future), flag: WakeCount::new(), seen: 0, old: Vec::new() }
     }
 
     fn poll(&mut self, other_waker: bool) -> Poll<R> {
@@ -236,11 +240,12 @@ impl<'q, L: Keyed, R> Waiting<'q, L, R> {
     }
 }
 
+type SendResult = Result<(), SendError<Canary>>;
 type Received<L> = Result<mq_rbtree::Received<Canary, L>, ReceiveError>;
 
 /// Receives a message in one of four ways, which wait alike.
-async fn receive<L: Keyed>(queue: &Queue<Canary, L>, id: u64) -> Received<L> {
-    match id % 4 {
+async fn receive<L: Keyed>(queue: &Queue<Canary, L>, way: u64) -> Received<L> {
+    match way % 4 {
         0 => queue.receive_async().await,
         1 => Ok(queue.receive_guard_async().await?.accept()),
         2 => {
@@ -273,9 +278,9 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     let queue = limits.builder::<L>().build().unwrap();
     let census = Census::new();
     {
-        let mut runner = Runner::new(&queue, &census, Patience::No);
+        let mut runner = Runner::new(&queue, &census, 0, Patience::No);
         for &step in steps {
-            runner.step(&mut model, step);
+            runner.step(step, &mut |outcome| model.check(outcome));
             runner.check_wakes(&mut model);
             runner.check_ready(&mut model);
             if !limits.quiet {
@@ -295,22 +300,19 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
 pub(crate) struct Runner<'q, L: Keyed> {
     queue: &'q Queue<Canary, L>,
     census: &'q Census,
+    thread: u64,
     patience: Patience,
-    /// The number of deadlines so far.
-    deadlines: u64,
-    receives: Vec<Waiting<'q, L, Received<L>>>,
-    sends: Vec<Waiting<'q, L, Result<(), SendError<Canary>>>>,
+    /// Whether a task may receive by a guard, whose message keeps its place for a moment longer.
+    pub(crate) has_guards: bool,
+    /// The numbers so far of deadlines, of messages and futures together, and of lanes.
+    deadlines: Cell<u64>,
+    numbers: u64,
+    lanes: u64,
+    receives: Vec<Waiting<'q, u64, Received<L>>>,
+    sends: Vec<Waiting<'q, Numbered<L>, SendResult>>,
     guards: Vec<MessageGuard<'q, Canary, L>>,
     /// The descriptors for the directions.
     ready: [Option<Readiness<&'q Queue<Canary, L>>>; 2],
-}
-
-/// Returns whether memory was missing: both the preload and the allocation under the lock were
-/// refused.
-fn lacks_memory(error: Option<&SendError<Canary>>, refused: usize) -> bool {
-    let short = error.is_some_and(|error| error.reason == SendRefused::NoMemory);
-    assert!(!short || refused >= 2, "one refusal before the lock is made up for under it");
-    short
 }
 
 /// Returns whether an event loop would wake.
@@ -332,61 +334,91 @@ fn numbered<L: Keyed>((message, key): mq_rbtree::Received<Canary, L>) -> Numbere
     (key, message.read())
 }
 
-/// Returns the reason of a refused message, which must be this one.
+/// Returns the reason of a refused message, which must be this one, after so many refused allocations.
 #[track_caller]
-fn reason(result: Result<(), SendError<Canary>>, id: u64) -> Sent {
+fn reason(result: SendResult, id: u64, refused: usize) -> Sent {
     result.map_err(|SendError { value, reason }| {
         assert_eq!(value.read(), id, "the message comes back");
+        let has_memory = refused < 2; // one refusal before the lock is made up for under it
+        assert!(!has_memory || reason != SendRefused::NoMemory);
         reason
     })
 }
 
 impl<'q, L: Keyed> Runner<'q, L> {
-    pub(crate) fn new(queue: &'q Queue<Canary, L>, census: &'q Census, patience: Patience) -> Self {
+    pub(crate) fn new(
+        queue: &'q Queue<Canary, L>,
+        census: &'q Census,
+        thread: u64,
+        patience: Patience,
+    ) -> Self {
         let (receives, sends, guards) = (Vec::new(), Vec::new(), Vec::new());
-        Self { queue, census, patience, deadlines: 0, receives, sends, guards, ready: [None, None] }
-    }
-
-    fn key(n: u8) -> L::Priority {
-        L::key(EDGES[usize::from(n) % EDGES.len()])
-    }
-
-    fn deadline(&mut self) -> Instant {
-        self.deadlines += 1;
-        match self.patience {
-            Patience::No => Instant::now() - Duration::from_secs(1),
-            _ => Instant::now() + Duration::from_micros(self.deadlines * 37 % 300),
+        Self {
+            queue,
+            census,
+            thread,
+            patience,
+            has_guards: true,
+            deadlines: Cell::new(0),
+            numbers: 0,
+            lanes: 0,
+            receives,
+            sends,
+            guards,
+            ready: [None, None],
         }
     }
 
-    pub(crate) fn step(&mut self, checker: &mut impl Checker<L>, step: Step) {
+    /// Returns the next message's priority and number: its lane, the place of its priority in `EDGES`, and its
+    /// serial. Each thread has a lane, and so has each of its futures, because their order is open.
+    fn number(&mut self, priority: u8, waits: bool) -> Numbered<L> {
+        self.numbers += 1;
+        self.lanes += u64::from(waits);
+        let lane = self.thread + if waits { self.lanes * 8 } else { 0 };
+        let level = usize::from(priority) % EDGES.len();
+        (L::key(EDGES[level]), lane << 40 | (level as u64) << 32 | self.numbers)
+    }
+
+    fn deadline(&self) -> Instant {
+        let nth = self.deadlines.replace(self.deadlines.get() + 1);
+        match self.patience {
+            Patience::No => Instant::now() - Duration::from_secs(1),
+            _ => Instant::now() + Duration::from_micros(nth * 37 % 300),
+        }
+    }
+
+    pub(crate) fn step(&mut self, step: Step, check: &mut dyn FnMut(Outcome<'_, L>)) {
         let (queue, census) = (self.queue, self.census);
         let forever = matches!(self.patience, Patience::Forever | Patience::Ready);
         match step {
-            Step::Send { priority, late } => {
-                let key = Self::key(priority);
-                let id = checker.number(key, false);
+            Step::Send { priority, late, refused } => {
+                let (key, id) = self.number(priority, false);
                 let message = Canary::new(id, census);
-                let sent = match late {
+                let send = || match late {
                     true => queue.send_deadline(message, key, self.deadline()),
                     false if self.patience == Patience::Ready => self.send_at_events(message, key),
                     false if forever => queue.send(message, key),
                     false => queue.try_send(message, key),
                 };
-                checker.sent((key, id), late, reason(sent, id));
+                let (sent, refused) = refuse_first(usize::from(refused % 6), send);
+                let result = reason(sent, id, refused);
+                check(Outcome::Sent { message: (key, id), late, result });
             }
-            Step::SendShort { priority, refused: count } => {
-                let key = Self::key(priority);
-                let id = checker.number(key, false);
-                let message = Canary::new(id, census);
-                let most = usize::from(count % 6);
-                let (result, refused) = refuse_first(most, || queue.try_send(message, key));
-                let short = lacks_memory(result.as_ref().err(), refused);
-                let result = reason(result, id);
-                match short {
-                    true => checker.lacked_memory((key, id)),
-                    false => checker.sent((key, id), false, result),
-                }
+            Step::SendPaused { priority, pause } => {
+                let (key, id) = self.number(priority, false);
+                let sent = match queue.claim(Canary::new(id, census), key) {
+                    Some(publish) => {
+                        (0..2 * u32::from(pause)).for_each(|_| spin_loop());
+                        if pause % 4 == 2 {
+                            thread::yield_now();
+                        }
+                        publish();
+                        Ok(())
+                    }
+                    None => queue.try_send(Canary::new(id, census), key),
+                };
+                let result = reason(sent, id, 0);
+                check(Outcome::Sent { message: (key, id), late: false, result });
             }
             Step::Receive { late } => {
                 let received = match late {
@@ -400,11 +432,12 @@ impl<'q, L: Keyed> Runner<'q, L> {
                     false if forever => queue.receive(),
                     false => queue.try_receive(),
                 };
-                checker.received(late, received.map(numbered::<L>));
+                check(Outcome::Received { late, got: received.map(numbered::<L>) });
             }
             Step::SendBatch { count, priority } => {
-                let keys = (0..count % 80).map(|n| Self::key(priority.wrapping_add(n / 3)));
-                let all: Vec<_> = keys.map(|key| (key, checker.number(key, false))).collect();
+                let all: Vec<_> = (0..count % 80)
+                    .map(|n| self.number(priority.wrapping_add(n / 3), false))
+                    .collect();
                 let message = |&(key, id): &Numbered<L>| (Canary::new(id, census), key);
                 let mut batch: VecDeque<_> = all.iter().map(message).collect();
                 let result = match forever {
@@ -416,7 +449,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
                 assert!(rest.eq(all[sent..].iter().copied()), "the rest stays");
                 let result = result.map(drop).map_err(|error| error.reason);
                 assert_eq!(result.is_ok(), batch.is_empty());
-                checker.sent_batch(&all, sent, result);
+                check(Outcome::SentBatch { batch: &all, sent, result });
             }
             Step::ReceiveBatch { most } => {
                 let (most, mut out) = (usize::from(most % 100), Vec::new());
@@ -426,67 +459,64 @@ impl<'q, L: Keyed> Runner<'q, L> {
                 };
                 assert_eq!(*got.as_ref().unwrap_or(&0), out.len());
                 let out = out.into_iter().map(numbered::<L>).collect();
-                checker.received_batch(most, got.map(|_| out));
+                check(Outcome::ReceivedBatch { most, got: got.map(|_| out) });
             }
             Step::DrainFilter { modulus } => {
-                let wanted = |id: u64| id.is_multiple_of(u64::from(modulus % 5) + 1);
+                let wanted = |id: u64| (id as u32).is_multiple_of(u32::from(modulus % 5) + 1);
                 let mut seen = Vec::new();
                 let out = queue.drain_filter(|message, key| {
                     seen.push(key);
                     wanted(message.read())
                 });
                 assert!(seen.is_sorted_by(|a, b| a >= b), "the highest first");
-                checker.drained(&wanted, out.into_iter().map(numbered::<L>).collect());
+                let out = out.into_iter().map(numbered::<L>).collect();
+                check(Outcome::Drained { wanted: &wanted, out });
             }
             Step::Drain => {
-                let out = queue.drain().into_iter().map(numbered::<L>);
-                checker.drained(&|_| true, out.collect());
+                let out = queue.drain().into_iter().map(numbered::<L>).collect();
+                check(Outcome::Drained { wanted: &|_| true, out });
             }
             Step::WaitToReceive => {
-                let id = checker.began_receive();
+                self.numbers += 1;
+                let id = self.numbers;
+                let received = receive(queue, if self.has_guards || id % 4 != 1 { id } else { 0 });
                 if forever {
-                    let got = block_on(receive(queue, id)).map(numbered::<L>);
-                    return checker.polled_receive(id, Poll::Ready(got));
+                    let got = block_on(received).map(numbered::<L>);
+                    return check(Outcome::Received { late: false, got });
                 }
-                self.receives.push(Waiting::new(receive(queue, id), id, None));
-                self.poll_receive(checker, self.receives.len() - 1, false);
+                self.receives.push(Waiting::new(id, received));
+                self.poll_receive(check, self.receives.len() - 1, false);
             }
             Step::WaitToSend { priority } => {
-                let key = Self::key(priority);
-                let id = checker.number(key, true);
-                checker.began_send((key, id));
+                let message @ (key, id) = self.number(priority, true);
                 let future = queue.send_async(Canary::new(id, census), key);
                 if forever {
-                    return checker.polled_send(id, Poll::Ready(reason(block_on(future), id)));
+                    let result = reason(block_on(future), id, 0);
+                    return check(Outcome::Sent { message, late: false, result });
                 }
-                self.sends.push(Waiting::new(future, id, Some(key)));
-                self.poll_send(checker, self.sends.len() - 1, false);
+                self.sends.push(Waiting::new(message, future));
+                self.poll_send(check, self.sends.len() - 1, false, 0);
             }
             Step::PollReceive { which, other_waker } => {
                 if let Some(which) = pick(which, self.receives.len()) {
-                    self.poll_receive(checker, which, other_waker);
+                    self.poll_receive(check, which, other_waker);
                 }
             }
-            Step::PollSend { which, other_waker } => {
+            Step::PollSend { which, other_waker, refused } => {
                 if let Some(which) = pick(which, self.sends.len()) {
-                    self.poll_send(checker, which, other_waker);
-                }
-            }
-            Step::PollSendShort { which, refused } => {
-                if let Some(which) = pick(which, self.sends.len()) {
-                    self.poll_send_short(checker, which, usize::from(refused % 6));
+                    self.poll_send(check, which, other_waker, usize::from(refused % 6));
                 }
             }
             Step::DropReceive { which } => {
                 if let Some(which) = pick(which, self.receives.len()) {
-                    let gone = self.receives.swap_remove(which);
-                    checker.dropped_receive(gone.id);
+                    let Waiting { id, .. } = self.receives.swap_remove(which);
+                    check(Outcome::DroppedReceive(id));
                 }
             }
             Step::DropSend { which } => {
                 if let Some(which) = pick(which, self.sends.len()) {
-                    let gone = self.sends.swap_remove(which);
-                    checker.dropped_send(gone.id);
+                    let Waiting { id, .. } = self.sends.swap_remove(which);
+                    check(Outcome::DroppedSend(id.1));
                 }
             }
             Step::Guard => {
@@ -495,12 +525,12 @@ impl<'q, L: Keyed> Runner<'q, L> {
                     let guard = &self.guards[self.guards.len() - 1];
                     (guard.priority(), guard.read())
                 });
-                checker.guarded(got);
+                check(Outcome::Guarded(got));
             }
             Step::AcceptGuard { which } => {
                 if let Some(which) = pick(which, self.guards.len()) {
                     let message = self.guards.swap_remove(which).accept();
-                    checker.accepted(which, numbered::<L>(message));
+                    check(Outcome::Accepted(which, numbered::<L>(message)));
                 }
             }
             Step::DropGuard { which } => {
@@ -509,7 +539,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
                     // The way back needs no memory.
                     let (_, refused) = refuse_first(usize::MAX, || drop(guard));
                     assert_eq!(refused, 0);
-                    checker.put_back(which);
+                    check(Outcome::PutBack(which));
                 }
             }
             Step::Clear { writable } => {
@@ -519,17 +549,14 @@ impl<'q, L: Keyed> Runner<'q, L> {
                     Some(ready) => ready.clear(),
                     None => *ready = Some(Readiness::new(queue, interest).unwrap()),
                 }
-                checker.cleared(interest);
+                check(Outcome::Cleared(interest));
             }
-            Step::Close => checker.closed(queue.close()),
+            Step::Len => check(Outcome::Len(queue.len())),
+            Step::Close => check(Outcome::Closed(queue.close())),
         }
     }
 
-    fn send_at_events(
-        &mut self,
-        message: Canary,
-        key: L::Priority,
-    ) -> Result<(), SendError<Canary>> {
+    fn send_at_events(&mut self, message: Canary, key: L::Priority) -> SendResult {
         let (queue, mut message) = (self.queue, Some(message));
         self.at_events(Interest::Writable, || match queue.try_send(message.take()?, key) {
             Err(SendError { value, reason: SendRefused::Full }) => {
@@ -554,43 +581,35 @@ impl<'q, L: Keyed> Runner<'q, L> {
         }
     }
 
-    fn poll_receive(&mut self, checker: &mut impl Checker<L>, which: usize, other_waker: bool) {
+    fn poll_receive(
+        &mut self,
+        check: &mut dyn FnMut(Outcome<'_, L>),
+        which: usize,
+        other_waker: bool,
+    ) {
         let waiting = &mut self.receives[which];
         let (id, polled) = (waiting.id, waiting.poll(other_waker));
         if polled.is_ready() {
             self.receives.swap_remove(which);
         }
-        checker.polled_receive(id, polled.map_ok(numbered::<L>));
+        check(Outcome::PolledReceive(id, polled.map_ok(numbered::<L>)));
     }
 
-    fn poll_send(&mut self, checker: &mut impl Checker<L>, which: usize, other_waker: bool) {
-        let polled = self.sends[which].poll(other_waker);
-        self.polled_send(checker, which, polled);
-    }
-
-    fn poll_send_short(&mut self, checker: &mut impl Checker<L>, which: usize, most: usize) {
-        let (polled, refused) = refuse_first(most, || self.sends[which].poll(false));
-        match polled {
-            Poll::Ready(Err(error)) if lacks_memory(Some(&error), refused) => {
-                let Waiting { id, key, .. } = self.sends.swap_remove(which);
-                assert_eq!(error.value.read(), id, "the message comes back");
-                checker.lacked_memory((key.unwrap(), id));
-            }
-            polled => self.polled_send(checker, which, polled),
-        }
-    }
-
-    fn polled_send(
+    fn poll_send(
         &mut self,
-        checker: &mut impl Checker<L>,
+        check: &mut dyn FnMut(Outcome<'_, L>),
         which: usize,
-        polled: Poll<Result<(), SendError<Canary>>>,
+        other_waker: bool,
+        most_refused: usize,
     ) {
-        let id = self.sends[which].id;
+        let waiting = &mut self.sends[which];
+        let message = waiting.id;
+        let (polled, refused) = refuse_first(most_refused, || waiting.poll(other_waker));
         if polled.is_ready() {
             self.sends.swap_remove(which);
         }
-        checker.polled_send(id, polled.map(|result| reason(result, id)));
+        let polled = polled.map(|result| reason(result, message.1, refused));
+        check(Outcome::PolledSend(message, polled));
     }
 
     /// Checks that the queue has woken the same tasks as the model.
@@ -601,8 +620,8 @@ impl<'q, L: Keyed> Runner<'q, L> {
             assert_eq!(waiting.was_woken(), permit, "receiver {}", waiting.id);
         }
         for waiting in &self.sends {
-            let permit = model.sender(waiting.id).permit;
-            assert_eq!(waiting.was_woken(), permit, "sender {}", waiting.id);
+            let permit = model.sender(waiting.id.1).permit;
+            assert_eq!(waiting.was_woken(), permit, "sender {}", waiting.id.1);
         }
     }
 

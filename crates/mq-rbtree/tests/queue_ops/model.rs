@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Poll;
 
-use mq_rbtree::{Interest, ReceiveError, SendRefused};
+use mq_rbtree::{ReceiveError, SendRefused};
 
-use super::{Checker, Got, Keyed, Limits, Numbered, Sent};
+use super::{Keyed, Limits, Outcome};
 
 /// A future that waits. The key is the priority of a sender's message.
 pub(crate) struct Waiter<K> {
@@ -17,18 +17,14 @@ pub(crate) struct Waiter<K> {
 }
 
 impl<K> Waiter<K> {
-    /// Creates a waiter that is not listed: a future is on no list before its first poll.
-    fn new(id: u64, key: K) -> Self {
-        Self { id, key, ticket: 0, permit: true }
-    }
-
     fn find(waiters: &[Self], id: u64) -> &Self {
         waiters.iter().find(|waiter| waiter.id == id).unwrap()
     }
 
-    fn remove(waiters: &mut Vec<Self>, id: u64) -> Self {
-        let at = waiters.iter().position(|waiter| waiter.id == id).unwrap();
-        waiters.swap_remove(at)
+    /// Removes a waiter. One that is unknown is about to be polled for the first time.
+    fn remove(waiters: &mut Vec<Self>, id: u64, key: K) -> Self {
+        let at = waiters.iter().position(|waiter| waiter.id == id);
+        at.map_or(Self { id, key, ticket: 0, permit: true }, |at| waiters.swap_remove(at))
     }
 
     fn permits(waiters: &[Self]) -> usize {
@@ -48,7 +44,8 @@ impl<K> Waiter<K> {
 
     /// Removes a waiter that is dropped. It passes its wake-up on, also if that is of no use to the next one.
     fn cancel(waiters: &mut Vec<Self>, id: u64) {
-        if Self::remove(waiters, id).permit {
+        let at = waiters.iter().position(|waiter| waiter.id == id).unwrap();
+        if waiters.swap_remove(at).permit {
             Self::wake_first(waiters);
         }
     }
@@ -63,7 +60,6 @@ pub(crate) struct Model<L: Keyed> {
     pub(crate) closed: bool,
     pub(crate) receivers: Vec<Waiter<()>>,
     pub(crate) senders: Vec<Waiter<L::Priority>>,
-    ids: u64,
     tickets: u64,
     pops: u32,
     last: Option<L::Priority>,
@@ -84,7 +80,6 @@ impl<L: Keyed> Model<L> {
             closed: false,
             receivers: Vec::new(),
             senders: Vec::new(),
-            ids: 0,
             tickets: 0,
             pops: 0,
             last: None,
@@ -249,133 +244,100 @@ impl<L: Keyed> Model<L> {
         let admissible = (0..self.senders.len()).filter(is_admissible);
         admissible.min_by_key(|&at| self.senders[at].ticket)
     }
-}
 
-impl<L: Keyed> Checker<L> for Model<L> {
-    fn number(&mut self, _key: L::Priority, _waits: bool) -> u64 {
-        self.ids += 1;
-        self.ids
-    }
-
-    fn sent(&mut self, (key, id): Numbered<L>, late: bool, result: Sent) {
-        let expected = match self.send(key, id) {
-            Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
-            other => other,
-        };
-        assert_eq!(result, expected);
-    }
-
-    fn sent_batch(&mut self, batch: &[Numbered<L>], sent: usize, result: Sent) {
-        let (mut expected, mut count) = (Ok(()), 0);
-        for &(key, id) in batch {
-            expected = self.send(key, id);
-            if expected.is_err() {
-                break;
+    pub(crate) fn check(&mut self, outcome: Outcome<'_, L>) {
+        match outcome {
+            Outcome::Sent { message: (key, _), result: Err(SendRefused::NoMemory), .. } => {
+                assert_eq!(self.accepts(key), Ok(()));
+                self.wake_waiters();
             }
-            count += 1;
-        }
-        assert_eq!((sent, result), (count, expected));
-    }
-
-    fn received(&mut self, late: bool, got: Got<L>) {
-        let refused = if late { ReceiveError::Timeout } else { ReceiveError::Empty };
-        let expected = self.take();
-        assert_eq!(got, expected.ok_or(self.none(refused)));
-    }
-
-    fn received_batch(&mut self, most: usize, got: Result<Vec<Numbered<L>>, ReceiveError>) {
-        let mut expected = Vec::new();
-        for n in 0..most.min(self.limits.messages) {
-            if n > 0 && n % 64 == 0 {
-                self.wake_waiters(); // a lock section has taken 64
+            Outcome::Sent { message: (key, id), late, result } => {
+                let expected = match self.send(key, id) {
+                    Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
+                    other => other,
+                };
+                assert_eq!(result, expected);
             }
-            let Some(next) = self.take() else { break };
-            expected.push(next);
+            Outcome::SentBatch { batch, sent, result } => {
+                let (mut expected, mut count) = (Ok(()), 0);
+                for &(key, id) in batch {
+                    expected = self.send(key, id);
+                    if expected.is_err() {
+                        break;
+                    }
+                    count += 1;
+                }
+                assert_eq!((sent, result), (count, expected));
+            }
+            Outcome::Received { late, got } => {
+                let refused = if late { ReceiveError::Timeout } else { ReceiveError::Empty };
+                let expected = self.take();
+                assert_eq!(got, expected.ok_or(self.none(refused)));
+            }
+            Outcome::ReceivedBatch { most, got } => {
+                let mut expected = Vec::new();
+                for n in 0..most.min(self.limits.messages) {
+                    if n > 0 && n % 64 == 0 {
+                        self.wake_waiters(); // a lock section has taken 64
+                    }
+                    let Some(next) = self.take() else { break };
+                    expected.push(next);
+                }
+                let refused = expected.is_empty() && most > 0;
+                let why = self.none(ReceiveError::Empty);
+                assert_eq!(got, if refused { Err(why) } else { Ok(expected) });
+            }
+            Outcome::Drained { wanted, out } => assert_eq!(out, self.drain(wanted)),
+            Outcome::PolledReceive(id, polled) => {
+                let waiter = Waiter::remove(&mut self.receivers, id, ());
+                let expected = match self.take() {
+                    Some(message) => Poll::Ready(Ok(message)),
+                    None if self.ended() => Poll::Ready(Err(ReceiveError::Closed)),
+                    None => Poll::Pending,
+                };
+                self.wake_waiters();
+                if expected.is_pending() {
+                    Self::list(&mut self.tickets, &mut self.receivers, waiter);
+                }
+                assert_eq!(polled, expected);
+            }
+            Outcome::PolledSend((key, id), polled) => {
+                let waiter = Waiter::remove(&mut self.senders, id, key);
+                let without_memory = Poll::Ready(Err(SendRefused::NoMemory));
+                let expected = match self.accepts(key) {
+                    Ok(()) if polled == without_memory => without_memory,
+                    Ok(()) => Poll::Ready(self.send(key, id)),
+                    Err(SendRefused::Full) => Poll::Pending,
+                    refused => Poll::Ready(refused),
+                };
+                if expected.is_pending() {
+                    Self::list(&mut self.tickets, &mut self.senders, waiter);
+                }
+                self.wake_waiters();
+                assert_eq!(polled, expected);
+            }
+            Outcome::DroppedReceive(id) => Waiter::cancel(&mut self.receivers, id),
+            Outcome::DroppedSend(id) => Waiter::cancel(&mut self.senders, id),
+            Outcome::Guarded(got) => {
+                let expected = self.pop();
+                self.guarded.extend(expected);
+                assert_eq!(got, expected.ok_or(self.none(ReceiveError::Empty)));
+            }
+            Outcome::Accepted(which, message) => {
+                assert_eq!(message, self.guarded.swap_remove(which));
+                self.received += 1;
+                self.wake_waiters();
+            }
+            Outcome::PutBack(which) => {
+                let (key, stored) = self.guarded.swap_remove(which);
+                self.stored.entry(key).or_default().push_front(stored);
+                self.wake_waiters();
+            }
+            Outcome::Cleared(direction) => self.signalled[direction as usize] = false,
+            Outcome::Len(len) => assert_eq!(len, self.len()),
+            Outcome::Closed(was_open) => {
+                assert_eq!(was_open, !std::mem::replace(&mut self.closed, true));
+            }
         }
-        let refused = expected.is_empty() && most > 0;
-        let why = self.none(ReceiveError::Empty);
-        assert_eq!(got, if refused { Err(why) } else { Ok(expected) });
-    }
-
-    fn drained(&mut self, wanted: &dyn Fn(u64) -> bool, out: Vec<Numbered<L>>) {
-        assert_eq!(out, self.drain(wanted));
-    }
-
-    fn began_receive(&mut self) -> u64 {
-        self.ids += 1;
-        self.receivers.push(Waiter::new(self.ids, ()));
-        self.ids
-    }
-
-    fn polled_receive(&mut self, id: u64, polled: Poll<Got<L>>) {
-        let waiter = Waiter::remove(&mut self.receivers, id);
-        let expected = match self.take() {
-            Some(message) => Poll::Ready(Ok(message)),
-            None if self.ended() => Poll::Ready(Err(ReceiveError::Closed)),
-            None => Poll::Pending,
-        };
-        self.wake_waiters();
-        if expected.is_pending() {
-            Self::list(&mut self.tickets, &mut self.receivers, waiter);
-        }
-        assert_eq!(polled, expected);
-    }
-
-    fn began_send(&mut self, (key, id): Numbered<L>) {
-        self.senders.push(Waiter::new(id, key));
-    }
-
-    fn polled_send(&mut self, id: u64, polled: Poll<Sent>) {
-        let waiter = Waiter::remove(&mut self.senders, id);
-        let expected = match self.send(waiter.key, waiter.id) {
-            Err(SendRefused::Full) => Poll::Pending,
-            sent => Poll::Ready(sent),
-        };
-        if expected.is_pending() {
-            Self::list(&mut self.tickets, &mut self.senders, waiter);
-        }
-        self.wake_waiters();
-        assert_eq!(polled, expected);
-    }
-
-    fn dropped_receive(&mut self, id: u64) {
-        Waiter::cancel(&mut self.receivers, id);
-    }
-
-    fn dropped_send(&mut self, id: u64) {
-        Waiter::cancel(&mut self.senders, id);
-    }
-
-    /// A future that is refused ends as if it were dropped.
-    fn lacked_memory(&mut self, (key, id): Numbered<L>) {
-        assert_eq!(self.accepts(key), Ok(()));
-        self.senders.retain(|waiter| waiter.id != id);
-        self.wake_waiters();
-    }
-
-    fn guarded(&mut self, got: Got<L>) {
-        let expected = self.pop();
-        self.guarded.extend(expected);
-        assert_eq!(got, expected.ok_or(self.none(ReceiveError::Empty)));
-    }
-
-    fn accepted(&mut self, which: usize, message: Numbered<L>) {
-        assert_eq!(message, self.guarded.swap_remove(which));
-        self.received += 1;
-        self.wake_waiters();
-    }
-
-    fn put_back(&mut self, which: usize) {
-        let (key, stored) = self.guarded.swap_remove(which);
-        self.stored.entry(key).or_default().push_front(stored);
-        self.wake_waiters();
-    }
-
-    fn cleared(&mut self, direction: Interest) {
-        self.signalled[direction as usize] = false;
-    }
-
-    fn closed(&mut self, was_open: bool) {
-        assert_eq!(was_open, !std::mem::replace(&mut self.closed, true));
     }
 }

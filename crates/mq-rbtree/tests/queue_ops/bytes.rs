@@ -1,16 +1,13 @@
-//! Converts bytes to the limits and steps of `queue_ops`: for the fuzz target and the property tests.
+//! Converts bytes to limits and steps: for the fuzz target and the property tests.
 //!
 //! Six bytes select the kind of queue, the limits and the style of the steps, and each following four bytes
 //! one step. So a part of one input means the same in another.
-
-#[path = "../queue_ops/mod.rs"]
-pub(crate) mod queue_ops;
 
 use std::cmp::Reverse;
 
 use mq_rbtree::{Bitmap, RbTree};
 
-use queue_ops::{Limits, Step};
+use super::{Limits, Step};
 
 /// Runs one input; returns the number of steps.
 ///
@@ -23,9 +20,9 @@ pub(crate) fn run(input: &[u8]) -> usize {
     let style = STYLES[usize::from(head[2] / 2) % STYLES.len()];
     let steps: Vec<Step> = rest.chunks(4).filter_map(|bytes| step(style, bytes)).collect();
     match head[0] % 3 {
-        0 => queue_ops::run::<Bitmap>(&limits, &steps),
-        1 => queue_ops::run::<RbTree<u32>>(&limits, &steps),
-        _ => queue_ops::run::<RbTree<Reverse<u64>>>(&limits, &steps),
+        0 => super::run::<Bitmap>(&limits, &steps),
+        1 => super::run::<RbTree<u32>>(&limits, &steps),
+        _ => super::run::<RbTree<Reverse<u64>>>(&limits, &steps),
     }
     steps.len()
 }
@@ -45,7 +42,7 @@ pub(crate) fn limits(&[_, size, style, first, second, habits]: &[u8; 6]) -> Limi
 }
 
 /// How often each step comes, of 32.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 #[allow(dead_code, reason = "threads use some of them")]
 pub(crate) enum Style {
     Mixed,
@@ -57,6 +54,10 @@ pub(crate) enum Style {
     Sends,
     Receives,
     Exchange,
+    /// The same of operations that take place at one moment: no batches.
+    SingleSends,
+    SingleReceives,
+    SingleExchange,
 }
 
 pub(crate) const STYLES: [Style; 3] = [Style::Mixed, Style::Plain, Style::Crowded];
@@ -68,12 +69,15 @@ pub(crate) fn step(style: Style, bytes: &[u8]) -> Option<Step> {
     let odd = c % 2 == 1;
     // The steps below in their order, and how often each comes.
     let often = match style {
-        Style::Mixed => [5, 3, 4, 1, 1, 1, 1, 2, 3, 2, 2, 2, 1, 1, 3],
-        Style::Plain => [11, 0, 9, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 7],
-        Style::Crowded => [3, 0, 5, 0, 1, 1, 0, 1, 10, 0, 5, 1, 0, 1, 4],
-        Style::Sends => [18, 0, 0, 2, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0],
-        Style::Receives => [0, 0, 16, 0, 3, 1, 1, 11, 0, 0, 0, 0, 0, 0, 0],
-        Style::Exchange => [2, 0, 2, 0, 0, 0, 0, 3, 3, 6, 6, 0, 5, 5, 0],
+        Style::Mixed => [5, 3, 4, 1, 1, 1, 1, 2, 3, 2, 2, 2, 1, 1, 3, 0, 0],
+        Style::Plain => [11, 0, 9, 2, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0],
+        Style::Crowded => [3, 0, 5, 0, 1, 1, 0, 1, 10, 0, 5, 1, 0, 1, 4, 0, 0],
+        Style::Sends => [14, 0, 0, 2, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 4, 0],
+        Style::Receives => [0, 0, 16, 0, 3, 1, 1, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        Style::Exchange => [2, 0, 2, 0, 0, 0, 0, 3, 3, 6, 6, 0, 5, 5, 0, 0, 0],
+        Style::SingleSends => [16, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 6, 1],
+        Style::SingleReceives => [0, 0, 19, 0, 0, 0, 2, 10, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+        Style::SingleExchange => [4, 0, 12, 0, 0, 0, 1, 2, 1, 0, 0, 0, 0, 0, 0, 11, 1],
     };
     let (mut which, mut left) = (0, what % 32);
     while left >= often[which] {
@@ -81,8 +85,8 @@ pub(crate) fn step(style: Style, bytes: &[u8]) -> Option<Step> {
         which += 1;
     }
     Some(match which {
-        0 => Step::Send { priority: a, late: odd },
-        1 => Step::SendShort { priority: a, refused: c },
+        0 => Step::Send { priority: a, late: odd, refused: 0 },
+        1 => Step::Send { priority: a, late: false, refused: c },
         2 => Step::Receive { late: odd },
         3 => Step::SendBatch { count: c, priority: a },
         4 => Step::ReceiveBatch { most: a },
@@ -91,11 +95,11 @@ pub(crate) fn step(style: Style, bytes: &[u8]) -> Option<Step> {
         7 => Step::WaitToReceive,
         8 => Step::WaitToSend { priority: a },
         9 => Step::PollReceive { which: a, other_waker: odd },
-        10 => Step::PollSend { which: a, other_waker: odd },
-        11 => Step::PollSendShort { which: a, refused: b },
+        10 => Step::PollSend { which: a, other_waker: odd, refused: 0 },
+        11 => Step::PollSend { which: a, other_waker: false, refused: b },
         12 => Step::DropReceive { which: a },
         13 => Step::DropSend { which: a },
-        _ => match a % 16 {
+        14 => match a % 16 {
             // Rare, because little happens after it.
             15 if b % 8 == 0 => Step::Close,
             0..5 => Step::Guard,
@@ -104,5 +108,7 @@ pub(crate) fn step(style: Style, bytes: &[u8]) -> Option<Step> {
             13 | 14 => Step::Clear { writable: odd },
             _ => return None,
         },
+        15 => Step::SendPaused { priority: a, pause: c },
+        _ => Step::Len,
     })
 }
