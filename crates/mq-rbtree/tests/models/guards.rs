@@ -1,10 +1,10 @@
 //! Messages in guards: put back or accepted, beside receivers, full senders and a close.
 
-use mq_rbtree::{Bitmap, MessageGuard, RbTree, ReceiveError};
+use mq_rbtree::{Bitmap, RbTree, ReceiveError};
 
-use super::payload::{
-    Payload, block_on, finish, receive, received, run, send, soon, spawn, thoroughly, with,
-};
+use super::payload::By::{Deadline, Task, Thread};
+use super::payload::Operation::{Receive, ReceiveGuard, Send};
+use super::payload::{Payload, finish, received, run, spawn, thoroughly, with};
 
 /// A thread waits, or comes, while the only message is in a guard.
 #[test]
@@ -12,7 +12,7 @@ fn inv25_a_message_put_back_wakes_a_thread() {
     thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let guard = queue.try_receive_guard().unwrap();
-        let receiver = receive(&queue, false);
+        let receiver = Receive.spawn(&queue, Thread);
         drop(guard);
         assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
     });
@@ -41,7 +41,7 @@ fn inv25_the_last_guard_ends_a_closed_queue() {
         run(move || {
             let queue = with::<Bitmap>(1, 1);
             let guard = queue.try_receive_guard().unwrap();
-            let receiver = receive(&queue, false);
+            let receiver = Receive.spawn(&queue, Thread);
             assert!(queue.close());
             if accepts {
                 guard.accept().0.seen();
@@ -59,7 +59,7 @@ fn inv25_a_drop_races_a_close_and_a_full_sender() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
         let guard = queue.try_receive_guard().unwrap();
-        let sender = send(&queue, 1, false);
+        let sender = Send(1).spawn(&queue, Thread);
         let closer = spawn(&queue, |queue| queue.close());
         drop(guard);
         assert_eq!(received(queue.receive(), ReceiveError::Closed), 1);
@@ -68,24 +68,10 @@ fn inv25_a_drop_races_a_close_and_a_full_sender() {
     });
 }
 
-/// A task or a thread waits for a guard. Only the wait with a deadline may end without one.
+/// Only the wait with a deadline may end without one.
 #[test]
 fn inv25_a_guard_is_waited_for() {
-    for kind in 0..3 {
-        run(move || {
-            let queue = with::<Bitmap>(1, 0);
-            let waits = spawn(&queue, move |queue| {
-                let found = match kind {
-                    0 => block_on(queue.receive_guard_async()),
-                    1 => queue.receive_guard(),
-                    _ => queue.receive_guard_deadline(soon()),
-                };
-                received(found.map(MessageGuard::accept), ReceiveError::Timeout)
-            });
-            queue.send(Payload::new(1), 0).unwrap();
-            let got = waits.join().unwrap();
-            assert_eq!(got + finish(&queue), 1);
-            assert!(got == 1 || kind == 2);
-        });
+    for by in [Thread, Task, Deadline] {
+        run(move || ReceiveGuard.wait_and_end(&with(1, 0), by));
     }
 }

@@ -7,13 +7,6 @@ use offlock_sync::Arc;
 
 use super::payload::{Payload, TestLevels, finish, spawn, thoroughly, with};
 
-/// Each mutant with the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("keep: the pool has room", "memory::inv05_one_of_two_unused_nodes_is_kept"),
-    ("grow: the chunk is still missing", "memory::inv05_an_outdated_chunk_is_not_stored"),
-    ("insert: a slot is free", "memory::inv05_an_outdated_chunk_is_not_stored"),
-];
-
 /// Two threads send messages of these priorities. Returns the statistics of the queue, which then
 /// has `more` messages besides.
 fn speculate<L: TestLevels>(

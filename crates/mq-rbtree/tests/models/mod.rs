@@ -11,7 +11,7 @@ mod guards;
 mod memory;
 mod mixed;
 mod mutants;
-mod payload;
+pub(crate) mod payload;
 mod readiness;
 mod ring;
 mod staging;

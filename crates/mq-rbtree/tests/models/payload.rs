@@ -5,14 +5,11 @@ use std::cell::Cell;
 use std::env;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc as Plain;
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused};
 use offlock_sync::quarantine::{Watched, free};
 use offlock_sync::{Arc, Futex, model, thread, with_preemptions};
-use testkit::WakeCount;
 
 // All threads of a model run on one system thread, so each counter counts one run. The counters are
 // not part of the checked memory.
@@ -106,31 +103,82 @@ pub(super) fn with<L: TestLevels>(max: usize, len: u64) -> Shared<L> {
 }
 
 /// Runs `f` in another thread.
-pub(super) fn spawn<L: TestLevels, R: Send + 'static>(
-    queue: &Shared<L>,
-    f: impl FnOnce(&Shared<L>) -> R + Send + 'static,
+pub(super) fn spawn<Q: Send + Sync + 'static, R: Send + 'static>(
+    shared: &Arc<Q>,
+    f: impl FnOnce(&Arc<Q>) -> R + Send + 'static,
 ) -> thread::JoinHandle<R> {
-    let queue = Arc::clone(queue);
-    thread::spawn(move || f(&queue))
+    let shared = Arc::clone(shared);
+    thread::spawn(move || f(&shared))
 }
 
-/// Receives in another thread, by itself or by a task, until the queue has ended. Returns 1 for a message.
-pub(super) fn receive(queue: &Shared<Bitmap>, by_task: bool) -> thread::JoinHandle<u64> {
-    spawn(queue, move |queue| {
-        let got = if by_task { block_on(queue.receive_async()) } else { queue.receive() };
-        received(got, ReceiveError::Closed)
-    })
+/// An operation that waits.
+#[derive(Clone, Copy)]
+pub(super) enum Operation {
+    Send(u64),
+    Receive,
+    ReceiveGuard,
 }
 
-/// Sends a message in another thread, by itself or by a task, unless the queue is closed. Returns 1 if it was
-/// sent.
-pub(super) fn send(queue: &Shared<Bitmap>, id: u64, by_task: bool) -> thread::JoinHandle<u64> {
-    let message = Payload::new(id);
-    spawn(queue, move |queue| {
-        let result =
-            if by_task { block_on(queue.send_async(message, 0)) } else { queue.send(message, 0) };
-        sent(result, SendRefused::Closed)
-    })
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum By {
+    Thread,
+    Task,
+    /// A thread whose deadline may be over at any moment.
+    Deadline,
+}
+
+use By::{Deadline, Task, Thread};
+use Operation::{Receive, ReceiveGuard, Send as SendOne};
+
+impl Operation {
+    /// Performs it as a task. Returns 1 if it is done, and 0 if the queue is closed.
+    pub(super) async fn perform(self, queue: &Queue<Payload>) -> u64 {
+        let none = ReceiveError::Closed;
+        match self {
+            SendOne(id) => sent(queue.send_async(Payload::new(id), 0).await, SendRefused::Closed),
+            Receive => received(queue.receive_async().await, none),
+            ReceiveGuard => received(queue.receive_guard_async().await.map(|g| g.accept()), none),
+        }
+    }
+
+    /// Performs it in another thread. Returns 1 if it is done, and 0 if the queue is closed, or after the
+    /// deadline.
+    pub(super) fn spawn(self, queue: &Shared<Bitmap>, by: By) -> thread::JoinHandle<u64> {
+        let (full, none) = match by {
+            Deadline => (SendRefused::Timeout, ReceiveError::Timeout),
+            Thread | Task => (SendRefused::Closed, ReceiveError::Closed),
+        };
+        spawn(queue, move |queue| match (self, by) {
+            (_, Task) => block_on(self.perform(queue)),
+            (SendOne(id), Thread) => sent(queue.send(Payload::new(id), 0), full),
+            (SendOne(id), Deadline) => sent(queue.send_deadline(Payload::new(id), 0, soon()), full),
+            (Receive, Thread) => received(queue.receive(), none),
+            (Receive, Deadline) => received(queue.receive_deadline(soon()), none),
+            (ReceiveGuard, Thread) => received(queue.receive_guard().map(|g| g.accept()), none),
+            (ReceiveGuard, Deadline) => {
+                received(queue.receive_guard_deadline(soon()).map(|g| g.accept()), none)
+            }
+        })
+    }
+
+    /// Ends a wait: receives a message, or sends one.
+    pub(super) fn serve(self, queue: &Queue<Payload>) {
+        match self {
+            SendOne(_) => _ = queue.receive().unwrap().0.seen(),
+            Receive | ReceiveGuard => queue.send(Payload::new(9), 0).unwrap(),
+        }
+    }
+
+    /// Performs it in another thread, on a queue that is full or empty, and ends its wait. It is done, or has
+    /// timed out and changed nothing.
+    pub(super) fn wait_and_end(self, queue: &Shared<Bitmap>, by: By) {
+        let waits = self.spawn(queue, by);
+        self.serve(queue);
+        let done = waits.join().unwrap();
+        assert!(done == 1 || by == Deadline);
+        let left = if matches!(self, SendOne(_)) { done } else { 1 - done };
+        assert_eq!((queue.stats().timeouts, finish(queue)), (1 - done, left));
+    }
 }
 
 /// Returns a deadline that may be over at any moment.
@@ -186,48 +234,13 @@ pub(super) fn received(result: Result<(Payload, u32), ReceiveError>, or: Receive
     }
 }
 
-/// A waker that counts its wake-ups.
-pub(super) struct WakeCounter(Plain<WakeCount>);
-
-impl WakeCounter {
-    pub(super) fn new() -> Self {
-        Self(WakeCount::new())
-    }
-
-    pub(super) fn waker(&self) -> Waker {
-        self.0.waker()
-    }
-
-    pub(super) fn wakes(&self) -> usize {
-        self.0.count()
-    }
-
-    /// Polls a future with this waker.
-    pub(super) fn poll<F: Future>(&self, future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
-        future.poll(&mut Context::from_waker(&self.waker()))
-    }
-}
-
-/// A waker that wakes a polling thread.
-struct Unpark(Futex);
-
-impl Wake for Unpark {
-    fn wake(self: Plain<Self>) {
-        self.0.advance();
-        self.0.wake_one();
-    }
-}
-
 /// Polls a future until it is ready, and only after wake-ups: a lost wake-up is a deadlock.
-pub(super) fn block_on<F: Future>(future: F) -> F::Output {
-    let woken = Plain::new(Unpark(Futex::new()));
-    let waker = Waker::from(Plain::clone(&woken));
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
-    loop {
-        let seen = woken.0.load();
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        woken.0.wait(seen);
-    }
+    let sleep = |woken: &Futex, seen| {
+        woken.wait(seen);
+        true
+    };
+    let output = offlock_sync::block_on(|context| future.as_mut().poll(context), sleep);
+    output.expect("it sleeps until there is one")
 }

@@ -7,16 +7,6 @@ use offlock_sync::{Arc, thread};
 
 use super::payload::{Payload, Shared, finish, received, run, spawn, thoroughly, with};
 
-/// Each mutant with the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("clear: arm after the read", "readiness::inv14_message_races_clear"),
-    ("unlock: signal the armed notifiers", "readiness::inv14_message_races_clear"),
-    (
-        "clear: come back for the stopped sender",
-        "readiness::inv22_clear_comes_back_for_a_stopped_sender",
-    ),
-];
-
 type Ready = Readiness<Shared<Bitmap>>;
 
 /// Returns whether an event loop would wake.

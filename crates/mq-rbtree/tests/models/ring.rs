@@ -1,8 +1,8 @@
 //! The staging ring alone: what takes three threads, and is too much for loom with a queue around it.
 
-use offlock_sync::{Arc, thread};
+use offlock_sync::Arc;
 
-use super::payload::thoroughly;
+use super::payload::{spawn, thoroughly};
 
 #[path = "../../src/staging.rs"]
 #[expect(dead_code, reason = "the models use a part of it")]
@@ -40,10 +40,7 @@ fn take(ring: &Ring<u64, u32>, cursor: &mut Cursor) -> u64 {
 fn inv21_a_hole_is_reported_to_the_sender_behind() {
     thoroughly(|| {
         let (ring, cursor) = ring();
-        let senders = [1, 2].map(|value| {
-            let ring = Arc::clone(&ring);
-            thread::spawn(move || assert!(send(&ring, value)))
-        });
+        let senders = [1, 2].map(|value| spawn(&ring, move |ring| assert!(send(ring, value))));
         assert!(send(&ring, 3));
         assert_ne!(ring.next(&cursor, u64::MAX), Next::Nothing, "a message was sent before");
         senders.into_iter().for_each(|sender| sender.join().unwrap());
@@ -58,11 +55,8 @@ fn inv21_a_hole_reported_by_another_sender_is_seen() {
         let (ring, cursor) = ring();
         // A failed exchange in a claim would yield, and after that loom shows the newest value only.
         assert_eq!([(); 3].map(|()| ring.claim()), [0, 1, 2].map(Some));
-        let sender = thread::spawn({
-            let ring = Arc::clone(&ring);
-            // SAFETY: the position was claimed for this thread, which alone publishes it.
-            move || unsafe { ring.publish(1, 1, 0) }
-        });
+        // SAFETY: the position was claimed for this thread, which alone publishes it.
+        let sender = spawn(&ring, |ring| unsafe { ring.publish(1, 1, 0) });
         // SAFETY: the position was claimed, and is published here only.
         unsafe { ring.publish(2, 2, 0) };
         assert_eq!(ring.next(&cursor, u64::MAX), Next::Hole, "a message was sent before");
@@ -77,11 +71,7 @@ fn inv24_two_senders_reuse_slots() {
         let (ring, mut cursor) = ring();
         (0..SLOTS as u64).for_each(|value| assert!(send(&ring, value)));
         let senders = [false, true].map(|refreshes| {
-            let ring = Arc::clone(&ring);
-            thread::spawn(move || {
-                let may = !refreshes || ring.refresh();
-                may && send(&ring, 4)
-            })
+            spawn(&ring, move |ring| (!refreshes || ring.refresh()) && send(ring, 4))
         });
         assert_eq!(take(&ring, &mut cursor), 0);
         ring.set_room(&cursor, 0, SLOTS);
@@ -101,10 +91,7 @@ fn inv24_two_senders_reuse_slots() {
 fn inv22_a_claim_races_the_shut() {
     thoroughly(|| {
         let (ring, mut cursor) = ring();
-        let senders = [1, 2].map(|value| {
-            let ring = Arc::clone(&ring);
-            thread::spawn(move || send(&ring, value))
-        });
+        let senders = [1, 2].map(|value| spawn(&ring, move |ring| send(ring, value)));
         ring.shut(&mut cursor);
         let drained = cursor.is_drained();
         let sent: usize = senders.map(|sender| usize::from(sender.join().unwrap())).iter().sum();
@@ -125,15 +112,9 @@ fn inv22_a_ring_with_a_hole_is_opened() {
     thoroughly(|| {
         let (ring, mut cursor) = ring();
         assert_eq!(ring.claim(), Some(0));
-        let stopped = thread::spawn({
-            let ring = Arc::clone(&ring);
-            // SAFETY: the position was claimed for this thread, which alone publishes it.
-            move || unsafe { ring.publish(0, 1, 0) }
-        });
-        let sender = thread::spawn({
-            let ring = Arc::clone(&ring);
-            move || send(&ring, 2)
-        });
+        // SAFETY: the position was claimed for this thread, which alone publishes it.
+        let stopped = spawn(&ring, |ring| unsafe { ring.publish(0, 1, 0) });
+        let sender = spawn(&ring, |ring| send(ring, 2));
         ring.shut(&mut cursor);
         let opened = ring.next(&cursor, u64::MAX) == Next::Hole;
         if opened {
@@ -158,10 +139,7 @@ fn inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock() {
         ring.set_room(&cursor, 0, SLOTS);
         ring.refresh();
         let ring = Arc::new(ring);
-        let [first, second] = [1, 2].map(|value| {
-            let ring = Arc::clone(&ring);
-            thread::spawn(move || send(&ring, value))
-        });
+        let [first, second] = [1, 2].map(|value| spawn(&ring, move |ring| send(ring, value)));
         ring.reopen(&mut cursor);
         if first.join().unwrap() {
             assert_ne!(ring.next(&cursor, u64::MAX), Next::Nothing, "a message was sent before");

@@ -8,60 +8,11 @@ use std::time::Instant;
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use offlock_sync::thread;
 
+use super::payload::By::{Deadline, Thread};
+use super::payload::Operation::Receive;
 #[cfg(offlock_shuttle)]
 use super::payload::block_on;
 use super::payload::{Payload, Shared, finish, received, run, sent, soon, spawn, thoroughly, with};
-
-/// Each mutant with the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("publish: the message is written", "staging::inv21_a_message_is_published_with_its_send"),
-    ("drain: the message is written", "staging::inv21_a_message_is_published_with_its_send"),
-    ("publish: report the hole", "staging::inv21_a_send_behind_a_hole_is_drained"),
-    ("publish: the holes before", "ring::inv21_a_hole_reported_by_another_sender_is_seen"),
-    ("drain: a hole is waited for", "staging::inv21_a_send_behind_a_hole_is_drained"),
-    (
-        "receive: wait for the sender at a hole",
-        "staging::inv22_a_receive_at_a_hole_ends_at_its_deadline",
-    ),
-    (
-        "receive: a bounded wait at a hole",
-        "staging::inv22_a_receive_at_a_hole_ends_at_its_deadline",
-    ),
-    ("receive: drain before the choice", "staging::inv21_the_highest_staged_message_is_next"),
-    (
-        "receive: the stored messages were sent before",
-        "staging::inv21_stored_messages_are_received_before_staged_ones",
-    ),
-    ("room: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
-    ("refresh: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
-    ("refresh: for the other senders", "ring::inv24_two_senders_reuse_slots"),
-    ("claim: the slot is free", "ring::inv24_two_senders_reuse_slots"),
-    (
-        "reopen: the slots are stamped",
-        "ring::inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock",
-    ),
-    (
-        "claim: the slots are stamped",
-        "ring::inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock",
-    ),
-    ("leave: open the quiet ring only", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
-    ("lock: shut the ring", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
-    ("give up: open the undrained ring", "staging::inv22_receives_that_give_up_open_the_ring"),
-    ("close: shut the ring", "staging::inv22_close_races_two_claims"),
-];
-
-/// The mutants that only loom can detect.
-pub(super) const LOOM_ONLY: &[&str] = &[
-    "publish: the message is written",
-    "drain: the message is written",
-    "publish: the holes before",
-    "room: the slots are free",
-    "refresh: the slots are free",
-    "refresh: for the other senders",
-    "claim: the slot is free",
-    "reopen: the slots are stamped",
-    "claim: the slots are stamped",
-];
 
 /// Creates an empty queue that has the memory for `max` messages.
 fn warm(max: usize) -> Shared<Bitmap> {
@@ -80,17 +31,6 @@ fn send(queue: &Shared<Bitmap>, id: u64, priority: u32) -> thread::JoinHandle<()
 /// Returns the message's number, or `None` if the queue is empty.
 fn next(queue: &Queue<Payload>) -> Option<u64> {
     queue.try_receive().ok().map(|(message, _)| message.seen())
-}
-
-/// Returns the message's number, or `None` if no message came before a deadline in the past.
-fn next_at_once(queue: &Queue<Payload>) -> Option<u64> {
-    match queue.receive_deadline(Instant::now()) {
-        Ok((message, _)) => Some(message.seen()),
-        Err(error) => {
-            assert_eq!(error, ReceiveError::Timeout);
-            None
-        }
-    }
 }
 
 /// The message that a receive takes is written completely.
@@ -143,7 +83,7 @@ fn inv22_a_receive_at_a_hole_ends_at_its_deadline() {
         queue.try_send(Payload::new(1), 0).unwrap();
         let publish = queue.claim(Payload::new(2), 0).unwrap();
         queue.try_send(Payload::new(3), 1).unwrap();
-        assert_eq!(next_at_once(&queue), None);
+        assert_eq!(received(queue.receive_deadline(Instant::now()), ReceiveError::Timeout), 0);
         publish();
         assert_eq!(queue.stats().timeouts, 1);
         assert_eq!([(); 3].map(|()| next(&queue)), [3, 1, 2].map(Some));
@@ -216,12 +156,10 @@ fn inv21_stored_messages_are_received_before_staged_ones() {
 /// A message that comes through the ring while a receiver begins to wait wakes it.
 #[test]
 fn inv22_a_waiting_receiver_gets_a_staged_message() {
-    run(|| {
-        let queue = warm(2);
-        let receiver = spawn(&queue, |queue| queue.receive().unwrap().0.seen());
-        queue.send(Payload::new(1), 0).unwrap(); // and no look at the queue, which would wake as well
-        assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
-    });
+    // It may give up as well, and loses no message then.
+    for by in [Thread, Deadline] {
+        run(move || Receive.wait_and_end(&warm(2), by));
+    }
 }
 
 /// A thread and a task wait, and two threads send a message each. This is too much for loom.
@@ -239,20 +177,6 @@ fn inv22_two_receivers_get_a_staged_message_each() {
     });
 }
 
-/// A receiver that gives up loses no staged message.
-#[test]
-fn inv22_a_staged_message_beats_the_deadline() {
-    run(|| {
-        let queue = warm(2);
-        let receiver =
-            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
-        queue.try_send(Payload::new(1), 0).unwrap();
-        let got = receiver.join().unwrap();
-        assert_eq!(queue.stats().timeouts, 1 - got);
-        assert_eq!(finish(&queue), 1 - got);
-    });
-}
-
 /// A sender is stopped between its claim and its publication, and two receives give up. Later sends take
 /// no lock.
 #[test]
@@ -260,8 +184,7 @@ fn inv22_receives_that_give_up_open_the_ring() {
     thoroughly(|| {
         let queue = warm(2);
         let first = queue.claim(Payload::new(1), 0).unwrap();
-        let receiver =
-            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
+        let receiver = Receive.spawn(&queue, Deadline);
         assert_eq!(received(queue.receive_deadline(soon()), ReceiveError::Timeout), 0);
         assert_eq!(receiver.join().unwrap(), 0);
         let second = queue.claim(Payload::new(2), 0).expect("the ring is open");
@@ -337,17 +260,11 @@ fn inv24_locked_and_staged_sends_share_the_room() {
 #[test]
 fn inv24_a_slot_is_reused_after_its_message_was_read() {
     thoroughly(|| {
-        let queue = full_ring();
+        let queue = warm(4);
+        (0..4).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
         let receiver = spawn(&queue, |queue| next(&queue).unwrap());
         let went = sent(queue.try_send(Payload::new(5), 0), SendRefused::Full);
         assert_eq!(receiver.join().unwrap(), 0);
         assert_eq!(finish(&queue), 3 + went);
     });
-}
-
-/// Creates a queue of four messages, which are all in the ring.
-fn full_ring() -> Shared<Bitmap> {
-    let queue = warm(4);
-    (0..4).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
-    queue
 }

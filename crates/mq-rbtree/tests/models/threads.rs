@@ -2,41 +2,31 @@
 
 use std::task::Poll;
 
-use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
+use mq_rbtree::{Bitmap, ReceiveError};
+use testkit::TestTask;
 
-use super::payload::{
-    Payload, WakeCounter, finish, receive, received, run, send, sent, soon, spawn, thoroughly, with,
-};
-
-/// Each mutant with the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("unlock: wake receivers for the messages", "threads::inv08_a_message_wakes_a_waiter"),
-    ("unlock: wake senders for the places", "threads::inv11_room_wakes_a_waiter"),
-];
+use super::payload::By::{Deadline, Task, Thread};
+use super::payload::Operation::{Receive, Send};
+use super::payload::{Payload, finish, received, run, thoroughly, with};
 
 #[test]
 fn inv08_a_message_wakes_a_waiter() {
-    for by_task in [false, true] {
-        run(move || {
-            let queue = with::<Bitmap>(1, 0);
-            let receiver = receive(&queue, by_task);
-            queue.send(Payload::new(5), 3).unwrap();
-            assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
-        });
+    for by in [Thread, Task] {
+        run(move || Receive.wait_and_end(&with(1, 0), by));
     }
 }
 
 #[test]
 fn inv11_room_wakes_a_waiter() {
-    for by_task in [false, true] {
-        run(move || {
-            let queue = with::<Bitmap>(1, 1);
-            let sender = send(&queue, 1, by_task);
-            assert_eq!(queue.receive().unwrap().0.seen(), 0);
-            assert_eq!((sender.join().unwrap(), finish(&queue)), (1, 1));
-            assert_eq!((queue.stats().sent, queue.stats().peak), (2, 1));
-        });
+    for by in [Thread, Task] {
+        run(move || Send(1).wait_and_end(&with(1, 1), by));
     }
+}
+
+#[test]
+fn inv09_a_message_or_room_beats_the_deadline() {
+    run(|| Receive.wait_and_end(&with(1, 0), Deadline));
+    thoroughly(|| Send(1).wait_and_end(&with(1, 1), Deadline));
 }
 
 /// Two wait, and two messages come: each waiter gets one.
@@ -44,10 +34,8 @@ fn inv11_room_wakes_a_waiter() {
 fn inv08_two_receivers_get_a_message_each() {
     run(|| {
         let queue = with::<Bitmap>(2, 0);
-        let receivers = [false, true].map(|by_task| receive(&queue, by_task));
-        for id in 1..3 {
-            queue.try_send(Payload::new(id), 0).unwrap();
-        }
+        let receivers = [Thread, Task].map(|by| Receive.spawn(&queue, by));
+        (1..3).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
         assert_eq!(receivers.map(|receiver| receiver.join().unwrap()), [1, 1]);
         assert_eq!(finish(&queue), 0);
     });
@@ -59,7 +47,7 @@ fn inv08_two_receivers_get_a_message_each() {
 fn inv07_a_waiter_that_is_woken_in_vain_waits_again() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let receiver = receive(&queue, false);
+        let receiver = Receive.spawn(&queue, Thread);
         queue.send(Payload::new(1), 0).unwrap();
         if received(queue.try_receive(), ReceiveError::Empty) == 1 {
             queue.send(Payload::new(2), 0).unwrap();
@@ -75,8 +63,9 @@ fn inv07_a_waiter_that_is_woken_in_vain_waits_again() {
 fn inv07_sender_and_receiver_never_both_wait() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let sender =
-            spawn(&queue, |queue| (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap()));
+        let sender = super::payload::spawn(&queue, |queue| {
+            (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap())
+        });
         for id in 0..2 {
             assert_eq!(queue.receive().unwrap().0.seen(), id);
         }
@@ -85,48 +74,17 @@ fn inv07_sender_and_receiver_never_both_wait() {
     });
 }
 
-/// The receiver gets the message, or has timed out and the message is in the queue.
-#[test]
-fn inv09_a_message_beats_the_deadline() {
-    run(|| {
-        let queue = with::<Bitmap>(1, 0);
-        let receiver =
-            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
-        queue.send(Payload::new(1), 0).unwrap();
-        let got = receiver.join().unwrap();
-        assert_eq!((queue.stats().timeouts, finish(&queue)), (1 - got, 1 - got));
-    });
-}
-
-/// The sender gets its message back, or the message was sent.
-#[test]
-fn inv09_room_beats_the_deadline() {
-    thoroughly(|| {
-        let queue = with::<Bitmap>(1, 1);
-        let sender = spawn(&queue, |queue| {
-            sent(queue.send_deadline(Payload::new(1), 0, soon()), SendRefused::Timeout)
-        });
-        assert_eq!(queue.receive().unwrap().0.seen(), 0);
-        let went = sender.join().unwrap();
-        assert_eq!((queue.stats().timeouts, finish(&queue)), (1 - went, went));
-    });
-}
-
 /// A thread times out while a message comes: the message goes to the task that waits as well.
 #[test]
 fn inv09_message_goes_to_the_remaining_waiter() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let gives_up =
-            spawn(&queue, |queue| received(queue.receive_deadline(soon()), ReceiveError::Timeout));
-        let counter = WakeCounter::new();
-        let mut waits = Box::pin(queue.receive_async());
-        assert!(counter.poll(waits.as_mut()).is_pending());
+        let gives_up = Receive.spawn(&queue, Deadline);
+        let mut waits = TestTask::waiting(Receive.perform(&queue));
         queue.send(Payload::new(1), 0).unwrap();
         if gives_up.join().unwrap() == 0 {
-            assert_eq!(counter.wakes(), 1, "it was woken for the message");
-            let Poll::Ready(got) = counter.poll(waits.as_mut()) else { panic!("it waits") };
-            assert_eq!(received(got, ReceiveError::Closed), 1);
+            assert_eq!(waits.wakes(), 1, "it was woken for the message");
+            assert_eq!(waits.poll(), Poll::Ready(1));
         }
         drop(waits);
         assert_eq!(finish(&queue), 0);
