@@ -8,7 +8,7 @@ mod queue_ops;
 use testkit::alloc::ThreadAllocator;
 
 #[global_allocator]
-static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(queue_ops::watch::probe);
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
     queue_ops::bytes::run(input);

@@ -21,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Bitmap, Queue, RbTree, ReceiveError, Receiver, SendRefused, Sender};
-use testkit::canary::{Canary, Census};
+use testkit::canary::Census;
 use testkit::rng;
 use testkit::stress::{keep_running, stress_time};
 use testkit::watchdog::watched;
@@ -31,16 +31,16 @@ use todc_utils::specifications::Specification;
 
 use ledger::{Ledger, Sum};
 use queue_ops::bytes::{self, Style};
-use queue_ops::{Keyed, Limits, Outcome, Patience, Runner, Sent, Step};
+use queue_ops::{Keyed, Limits, Message, Outcome, Patience, Runner, Sent, Step};
 
-type Handle<L> = Box<dyn Deref<Target = Queue<Canary, L>> + Send + Sync>;
+type Handle<L> = Box<dyn Deref<Target = Queue<Message, L>> + Send + Sync>;
 
 /// Runs `act` in a thread for each style, which has a handle of its side until then, and `main` beside them. The
 /// threads count their steps.
 fn run_threads<L: Keyed, R: Send>(
     styles: impl Iterator<Item = Style>,
-    (sender, receiver): (Sender<Canary, L>, Receiver<Canary, L>),
-    act: impl Fn(usize, &Queue<Canary, L>, &AtomicU64) -> R + Sync,
+    (sender, receiver): (Sender<Message, L>, Receiver<Message, L>),
+    act: impl Fn(usize, &Queue<Message, L>, &AtomicU64) -> R + Sync,
     report: impl Fn() -> String + Sync,
     main: impl FnOnce(),
 ) -> Vec<R> {
@@ -97,7 +97,7 @@ fn round<L: Keyed>(seed: u64) -> [u64; 2] {
     let length = Duration::from_millis(5 + rng.u64(..60));
     let census = Census::new();
     let (no_more_sends, no_more_receives) = (AtomicBool::new(false), AtomicBool::new(false));
-    let act = |thread: usize, queue: &Queue<Canary, L>, steps: &AtomicU64| {
+    let act = |thread: usize, queue: &Queue<Message, L>, steps: &AtomicU64| {
         let (style, patience) = PARTIES[thread];
         let mut rng = rng::seeded(seed * 16 + 1 + thread as u64);
         let (mut ledger, mut step) = (Ledger::<L>::new(), [0; 4]);
@@ -312,7 +312,7 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
     let (sender, _receiver) = channel.clone();
     let census = Census::new();
     // The memory is there: messages come through the ring, unless a thread waits.
-    let send = |_| sender.try_send(Canary::new(0, &census), L::key(0));
+    let send = |_| sender.try_send(Message::new(0, &census), L::key(0));
     (0..MAX - KEPT).map(send).for_each(Result::unwrap);
     sender.drain();
     let sides = [Style::SingleSends, Style::SingleReceives];
@@ -329,7 +329,7 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
     let (tickets, start) = (AtomicUsize::new(0), Barrier::new(styles.len()));
     // The threads that run, of each side.
     let running = sides.map(|side| AtomicUsize::new(styles.iter().filter(|s| **s == side).count()));
-    let act = |me: usize, queue: &Queue<Canary, L>, steps: &AtomicU64| {
+    let act = |me: usize, queue: &Queue<Message, L>, steps: &AtomicU64| {
         let mut rng = rng::seeded(seed * 8 + 1 + me as u64);
         let mut recorder = Recorder { tickets: &tickets, me, began: 0, actions: Vec::new() };
         let side = sides.iter().position(|side| *side == styles[me]);

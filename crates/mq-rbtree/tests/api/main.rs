@@ -25,4 +25,4 @@ use testkit::alloc::ThreadAllocator;
 
 /// Refuses only the allocations of threads that ask for it.
 #[global_allocator]
-static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(memory::probe);
+static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(queue_ops::watch::probe);

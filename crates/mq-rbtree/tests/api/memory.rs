@@ -1,65 +1,18 @@
 //! Memory: when it is allocated, what happens if there is none, and that nothing is allocated,
 //! freed or dropped under the lock.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
-use std::fmt::{self, Debug, Write};
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::pin;
-use std::ptr::NonNull;
 use std::task::{Context, Poll, Waker};
 
 use mq_rbtree::{
-    Bitmap, BuildError, Builder, Levels, PRIORITIES, Queue, QueueStats, RbTree, ReceiveError,
-    SendRefused,
+    Bitmap, BuildError, Builder, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused,
 };
 use testkit::alloc::{Calls, calls, refuse_after, refuse_first};
 
-thread_local! {
-    /// A queue that must not be locked during a call of the allocator.
-    static PROBE: Cell<Option<NonNull<dyn Debug>>> = const { Cell::new(None) };
-    /// The calls with that queue locked.
-    static HELD: Cell<Calls> = const { Cell::new(Calls::NONE) };
-}
-
-/// Finds the field in a queue's `Debug` output that is there only if the lock was free.
-struct FindsLen(bool);
-
-impl Write for FindsLen {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0 |= text == "len";
-        Ok(())
-    }
-}
-
-/// Counts a call of the allocator if the probed queue is locked: by this thread, because no other thread
-/// uses it.
-pub(crate) fn probe(call: Calls) {
-    let Some(queue) = PROBE.take() else { return };
-    let mut free = FindsLen(false);
-    // SAFETY: the queue outlives the time during which it is in `PROBE`: see `watched`.
-    write!(free, "{:?}", unsafe { queue.as_ref() }).unwrap();
-    PROBE.set(Some(queue));
-    if !free.0 {
-        let Calls { allocated, freed } = HELD.get();
-        HELD.set(Calls { allocated: allocated + call.allocated, freed: freed + call.freed });
-    }
-}
-
-/// Runs `f`; returns the calls of the allocator that it made with the queue locked.
-fn watched<T, L: Levels, R>(queue: &Queue<T, L>, f: impl FnOnce() -> R) -> Calls {
-    HELD.set(Calls::NONE);
-    let probe: NonNull<dyn Debug + '_> = NonNull::from(queue);
-    // SAFETY: only the lifetime changes, and the pointer is removed before the borrow of the queue
-    // ends.
-    PROBE.set(Some(unsafe {
-        std::mem::transmute::<NonNull<dyn Debug + '_>, NonNull<dyn Debug>>(probe)
-    }));
-    drop(f());
-    PROBE.set(None);
-    HELD.get()
-}
+use crate::queue_ops::watch::{fallbacks, watched};
 
 /// Generates pseudo-random priorities, the same ones each time.
 fn priorities(seed: u32) -> impl FnMut() -> u32 {
@@ -68,11 +21,6 @@ fn priorities(seed: u32) -> impl FnMut() -> u32 {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) % PRIORITIES
     }
-}
-
-/// Returns the queue's own count of allocations under the lock.
-fn fallbacks(stats: &QueueStats) -> u64 {
-    stats.levels.fallback + stats.slab_fallback
 }
 
 #[test]
@@ -155,39 +103,6 @@ fn inv04_bursts_over_all_levels_allocate_nothing_after_warm_up() {
     check::<RbTree<u32>>();
 }
 
-/// Staged messages have their memory before they are accepted: the drain allocates nothing, and no
-/// growth of the queue allocates under the lock.
-#[test]
-fn inv23_a_drain_allocates_nothing() {
-    let queue: Queue<u32> = Queue::new(10_000).unwrap();
-    let mut priority = priorities(5);
-    let held = watched(&queue, || {
-        for round in 0..60 {
-            (0..150).for_each(|n| queue.send(n, priority()).unwrap());
-            assert_eq!(calls(|| queue.len()).1, Calls::NONE);
-            (0..round).for_each(|_| assert!(queue.receive().is_ok()));
-        }
-    });
-    queue.validate();
-    assert_eq!((held, fallbacks(&queue.stats())), (Calls::NONE, 0));
-}
-
-/// Each node beyond the kept ones is allocated before the lock and freed after it.
-#[test]
-fn inv04_nodes_beyond_the_cache_are_allocated_and_freed_outside_the_lock() {
-    for spare in [0, 10] {
-        let queue: Queue<u32, RbTree<u32>> =
-            Queue::builder_with_keys(2_000).spare_nodes(spare).build().unwrap();
-        let mut burst = bursts(&queue);
-        let mut count = Calls::NONE;
-        let held = watched(&queue, || count = calls(&mut burst).1);
-        assert!(count.allocated > 900 && count.freed > 900, "{count:?}");
-        assert_eq!(held, Calls::NONE);
-        assert_eq!(fallbacks(&queue.stats()), 0);
-        assert_eq!(queue.stats().levels.kept, spare);
-    }
-}
-
 /// Checks all operations, from the first one on.
 fn never_allocates<L: Levels<Priority = u32>>() {
     let queue: Queue<u32, L> = Builder::new(1_000).no_alloc().build().unwrap();
@@ -219,48 +134,13 @@ fn inv04_a_no_alloc_queue_never_allocates() {
     never_allocates::<RbTree<u32>>();
 }
 
-/// Checks where messages that own memory are dropped.
-fn leaves_the_lock_before_it_frees<L: Levels<Priority = u32>>() {
-    let builder = Builder::<Box<u32>, L>::new(300).spare_nodes(3);
-    let (queue, receiver) = builder.channel().unwrap();
-    let mut priority = priorities(3);
-    let mut fill = || while queue.try_send(Box::new(1), priority()).is_ok() {};
-    let held = watched(&queue, || {
-        fill();
-        for _ in 0..200 {
-            drop(queue.try_receive());
-        }
-        fill();
-        drop(queue.drain_filter(|_, priority| priority % 2 == 0));
-        fill();
-        drop(queue.drain());
-        fill();
-        let mut cx = Context::from_waker(Waker::noop());
-        {
-            let mut send = pin!(queue.send_async(Box::new(9), 9));
-            assert!(send.as_mut().poll(&mut cx).is_pending());
-            drop(queue.receive());
-            assert!(send.as_mut().poll(&mut cx).is_ready());
-            let mut send = pin!(queue.send_async(Box::new(9), 19));
-            assert!(send.as_mut().poll(&mut cx).is_pending());
-        }
-        let mut batch: VecDeque<_> = (0..200).map(|n| (Box::new(n), n * 160)).collect();
-        let _ = queue.try_send_batch(&mut batch);
-        let mut out = Vec::new();
-        queue.try_receive_batch(&mut out, 200).unwrap();
-        let _ = queue.try_send_batch(&mut batch);
-        drop(receiver);
-        assert!(queue.is_closed() && queue.is_empty());
-        drop(queue.try_send(Box::new(1), 1));
-    });
-    assert_eq!(held, Calls::NONE, "the allocator was called with the lock held");
-    assert_eq!(fallbacks(&queue.stats()), 0);
-}
-
+/// The step machine watches all other operations.
 #[test]
-fn inv16_nothing_is_allocated_freed_or_dropped_under_the_lock() {
-    leaves_the_lock_before_it_frees::<Bitmap>();
-    leaves_the_lock_before_it_frees::<RbTree<u32>>();
+fn inv16_the_last_receiver_drops_the_messages_outside_the_lock() {
+    let (queue, receiver) = Queue::<Box<u32>>::builder(300).channel().unwrap();
+    (0..300).for_each(|n| queue.send(Box::new(n), n).unwrap());
+    assert_eq!(watched(&queue, || drop(receiver)), Calls::NONE);
+    assert!(queue.is_closed() && queue.is_empty());
 }
 
 /// All memory of a queue is freed, by drops of messages or of a large tree.
@@ -277,25 +157,6 @@ fn inv16_a_deep_queue_gives_all_its_memory_back() {
     check::<_, Bitmap>(100_000, Box::new);
     check::<_, RbTree<u32>>(100_000, Box::new);
     check::<_, RbTree<u32>>(32_768, |n| n);
-}
-
-/// Each send in turn finds no memory before the lock, gets it under the lock, and counts that.
-#[test]
-fn inv05_a_spare_that_cannot_be_made_before_the_lock_fails_no_send() {
-    fn check<L: Levels<Priority = u32>>(at_least: u64) {
-        let queue: Queue<u32, L> = Builder::new(300).spare_nodes(2).build().unwrap();
-        let mut refusals = 0;
-        for n in 0..200 {
-            let (sent, refused) = refuse_first(1, || queue.send(n, n * 163));
-            assert!(sent.is_ok(), "{sent:?}");
-            refusals += refused as u64;
-            assert_eq!(fallbacks(&queue.stats()), refusals);
-        }
-        queue.validate();
-        assert!(refusals >= at_least, "{refusals}");
-    }
-    check::<Bitmap>(3); // chunks of 64, 128 and 256 slots
-    check::<RbTree<u32>>(200);
 }
 
 #[test]

@@ -52,7 +52,7 @@ proptest! {
     }
 
     #[test]
-    fn inv17_random_bytes_lose_no_message((head, steps) in input()) {
+    fn inv23_random_bytes_allocate_nothing_under_the_lock((head, steps) in input()) {
         bytes::run(&[&head[..], &steps].concat());
     }
 }

@@ -11,7 +11,7 @@ use crate::panicking::{bomb, panics, poll};
 type Next = Poll<Option<(u32, u32)>>;
 
 /// Polls a stream once, with a waker that does nothing.
-fn poll_stream(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
+fn next(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
     stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -19,25 +19,20 @@ fn poll_stream(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
 fn a_stream_ends_when_the_queue_is_closed_and_empty() {
     let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
     let mut stream = Box::pin(receiver.into_stream());
-    assert_eq!(poll_stream(&mut stream), Poll::Pending);
+    assert_eq!(next(&mut stream), Poll::Pending);
     sender.send(1, 1).unwrap();
     sender.send(2, 2).unwrap();
-    assert_eq!(poll_stream(&mut stream), Poll::Ready(Some((2, 2))));
-    assert_eq!(poll_stream(&mut stream), Poll::Ready(Some((1, 1))));
-    assert_eq!(
-        (poll_stream(&mut stream), poll_stream(&mut stream)),
-        (Poll::Pending, Poll::Pending)
-    );
+    assert_eq!(next(&mut stream), Poll::Ready(Some((2, 2))));
+    assert_eq!(next(&mut stream), Poll::Ready(Some((1, 1))));
+    assert_eq!([(); 2].map(|()| next(&mut stream)), [Poll::Pending; 2]);
     assert_eq!(sender.stats().waiting, (0, 1));
     sender.send(3, 3).unwrap();
     assert!(!sender.is_closed(), "its handle is in it");
     drop(sender);
-    assert_eq!(
-        (poll_stream(&mut stream), stream.is_terminated()),
-        (Poll::Ready(Some((3, 3))), false)
-    );
-    assert_eq!((poll_stream(&mut stream), stream.is_terminated()), (Poll::Ready(None), true));
-    assert_eq!(poll_stream(&mut stream), Poll::Ready(None));
+    assert_eq!(next(&mut stream), Poll::Ready(Some((3, 3))));
+    assert!(!stream.is_terminated());
+    assert_eq!((next(&mut stream), stream.is_terminated()), (Poll::Ready(None), true));
+    assert_eq!(next(&mut stream), Poll::Ready(None));
     assert!(format!("{stream:?}").contains("ended: true"));
 }
 
@@ -49,10 +44,10 @@ fn a_stream_goes_on_after_a_panicking_waker() {
     let mut send = Box::pin(queue.send_async(2, 2));
     assert!(poll(&mut send, bomb()).is_pending());
     let mut stream = Box::pin(queue.stream());
-    assert!(panics(|| poll_stream(&mut stream)));
+    assert!(panics(|| next(&mut stream)));
     assert!(!stream.is_terminated());
     queue.send(3, 3).unwrap();
-    assert_eq!(poll_stream(&mut stream), Poll::Ready(Some((3, 3))));
+    assert_eq!(next(&mut stream), Poll::Ready(Some((3, 3))));
     queue.validate();
 }
 
@@ -64,28 +59,24 @@ fn inv10_a_stream_takes_its_turn() {
     let (mut first, mut second) = (Box::pin(queue.stream()), Box::pin(queue.stream()));
     let mut urgent = Box::pin(queue.stream());
     for stream in [&mut first, &mut second, &mut urgent] {
-        assert_eq!(poll_stream(stream), Poll::Pending);
+        assert_eq!(next(stream), Poll::Pending);
     }
     // The stream that is woken takes the message, and waits again.
     for n in 0..2 {
         queue.send(n, 0).unwrap();
-        assert_eq!(
-            (poll_stream(&mut urgent), poll_stream(&mut urgent)),
-            (Poll::Ready(Some((n, 0))), Poll::Pending)
-        );
+        assert_eq!(next(&mut urgent), Poll::Ready(Some((n, 0))));
+        assert_eq!(next(&mut urgent), Poll::Pending);
     }
     drop(urgent);
     for n in 2..6 {
         queue.send(n, 0).unwrap();
         let one = if n % 2 == 0 { &mut first } else { &mut second };
-        assert_eq!(
-            (poll_stream(one), poll_stream(one)),
-            (Poll::Ready(Some((n, 0))), Poll::Pending)
-        );
+        assert_eq!(next(one), Poll::Ready(Some((n, 0))));
+        assert_eq!(next(one), Poll::Pending);
     }
     queue.send(6, 0).unwrap(); // wakes the first stream
     drop(first);
-    assert_eq!(poll_stream(&mut second), Poll::Ready(Some((6, 0))));
+    assert_eq!(next(&mut second), Poll::Ready(Some((6, 0))));
     drop(second);
     queue.validate();
     assert_eq!(queue.stats().waiting, (0, 0));

@@ -6,6 +6,7 @@
 
 pub(crate) mod bytes;
 mod model;
+pub(crate) mod watch;
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -30,10 +31,11 @@ use mq_rbtree::{
 use crate::models::payload::block_on;
 use model::{Model, Waiter};
 use testkit::WakeCount;
-use testkit::alloc::{refuse_first, thread_bytes};
+use testkit::alloc::{Calls, refuse_first, thread_bytes};
 #[cfg(not(offlock_model))]
 use testkit::block_on;
 use testkit::canary::{Canary, Census};
+use watch::{fallbacks, watched};
 
 /// Levels whose priorities are made of numbers, in the same order.
 pub(crate) trait Keyed: Levels<Priority: Ord + Debug + Send + Sync> + 'static {
@@ -137,7 +139,7 @@ impl Limits {
         reserves.collect()
     }
 
-    pub(crate) fn builder<L: Keyed>(&self) -> Builder<Canary, L> {
+    pub(crate) fn builder<L: Keyed>(&self) -> Builder<Message, L> {
         let mut builder = Builder::new(self.messages).spare_nodes(self.spare);
         for (from, messages) in self.reserves::<L>() {
             builder = builder.reserve(from, messages);
@@ -146,6 +148,19 @@ impl Limits {
             builder = builder.ageing(NonZeroU32::new(every).unwrap());
         }
         if self.no_alloc { builder.no_alloc() } else { builder }
+    }
+}
+
+/// A message, which owns memory.
+pub(crate) struct Message(Canary, #[expect(dead_code, reason = "it is freed")] Box<u8>);
+
+impl Message {
+    pub(crate) fn new(id: u64, census: &Census) -> Self {
+        Self(Canary::new(id, census), Box::new(0))
+    }
+
+    fn read(&self) -> u64 {
+        self.0.read()
     }
 }
 
@@ -240,11 +255,11 @@ impl<'q, I, R> Waiting<'q, I, R> {
     }
 }
 
-type SendResult = Result<(), SendError<Canary>>;
-type Received<L> = Result<mq_rbtree::Received<Canary, L>, ReceiveError>;
+type SendResult = Result<(), SendError<Message>>;
+type Received<L> = Result<mq_rbtree::Received<Message, L>, ReceiveError>;
 
 /// Receives a message in one of four ways, which wait alike.
-async fn receive<L: Keyed>(queue: &Queue<Canary, L>, way: u64) -> Received<L> {
+async fn receive<L: Keyed>(queue: &Queue<Message, L>, way: u64) -> Received<L> {
     match way % 4 {
         0 => queue.receive_async().await,
         1 => Ok(queue.receive_guard_async().await?.accept()),
@@ -258,7 +273,7 @@ async fn receive<L: Keyed>(queue: &Queue<Canary, L>, way: u64) -> Received<L> {
 }
 
 #[cfg(test)]
-async fn receive_from_stream<L: Keyed>(queue: &Queue<Canary, L>) -> Received<L> {
+async fn receive_from_stream<L: Keyed>(queue: &Queue<Message, L>) -> Received<L> {
     let mut stream = std::pin::pin!(queue.stream());
     let next =
         std::future::poll_fn(|cx| futures_core::Stream::poll_next(stream.as_mut(), cx)).await;
@@ -267,7 +282,7 @@ async fn receive_from_stream<L: Keyed>(queue: &Queue<Canary, L>) -> Received<L> 
 
 /// The fuzz target has no streams.
 #[cfg(not(test))]
-async fn receive_from_stream<L: Keyed>(queue: &Queue<Canary, L>) -> Received<L> {
+async fn receive_from_stream<L: Keyed>(queue: &Queue<Message, L>) -> Received<L> {
     queue.receive_async().await
 }
 
@@ -280,11 +295,10 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     {
         let mut runner = Runner::new(&queue, &census, 0, Patience::No);
         for &step in steps {
-            runner.step(step, &mut |outcome| model.check(outcome));
-            runner.check_wakes(&mut model);
-            runner.check_ready(&mut model);
-            if !limits.quiet {
-                runner.check(&model);
+            if limits.quiet {
+                runner.checked_step(step, &mut model);
+            } else {
+                runner.watched_step(step, &mut model);
             }
         }
         runner.check(&model);
@@ -298,7 +312,7 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
 
 /// One thread of a queue, with its futures and guards.
 pub(crate) struct Runner<'q, L: Keyed> {
-    queue: &'q Queue<Canary, L>,
+    queue: &'q Queue<Message, L>,
     census: &'q Census,
     thread: u64,
     patience: Patience,
@@ -310,9 +324,9 @@ pub(crate) struct Runner<'q, L: Keyed> {
     lanes: u64,
     receives: Vec<Waiting<'q, u64, Received<L>>>,
     sends: Vec<Waiting<'q, Numbered<L>, SendResult>>,
-    guards: Vec<MessageGuard<'q, Canary, L>>,
+    guards: Vec<MessageGuard<'q, Message, L>>,
     /// The descriptors for the directions.
-    ready: [Option<Readiness<&'q Queue<Canary, L>>>; 2],
+    ready: [Option<Readiness<&'q Queue<Message, L>>>; 2],
 }
 
 /// Returns whether an event loop would wake.
@@ -330,7 +344,7 @@ fn pick(which: u8, of: usize) -> Option<usize> {
     (of > 0).then(|| usize::from(which) % of)
 }
 
-fn numbered<L: Keyed>((message, key): mq_rbtree::Received<Canary, L>) -> Numbered<L> {
+fn numbered<L: Keyed>((message, key): mq_rbtree::Received<Message, L>) -> Numbered<L> {
     (key, message.read())
 }
 
@@ -347,7 +361,7 @@ fn reason(result: SendResult, id: u64, refused: usize) -> Sent {
 
 impl<'q, L: Keyed> Runner<'q, L> {
     pub(crate) fn new(
-        queue: &'q Queue<Canary, L>,
+        queue: &'q Queue<Message, L>,
         census: &'q Census,
         thread: u64,
         patience: Patience,
@@ -393,7 +407,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
         match step {
             Step::Send { priority, late, refused } => {
                 let (key, id) = self.number(priority, false);
-                let message = Canary::new(id, census);
+                let message = Message::new(id, census);
                 let send = || match late {
                     true => queue.send_deadline(message, key, self.deadline()),
                     false if self.patience == Patience::Ready => self.send_at_events(message, key),
@@ -406,7 +420,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
             }
             Step::SendPaused { priority, pause } => {
                 let (key, id) = self.number(priority, false);
-                let sent = match queue.claim(Canary::new(id, census), key) {
+                let sent = match queue.claim(Message::new(id, census), key) {
                     Some(publish) => {
                         (0..2 * u32::from(pause)).for_each(|_| spin_loop());
                         if pause % 4 == 2 {
@@ -415,7 +429,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
                         publish();
                         Ok(())
                     }
-                    None => queue.try_send(Canary::new(id, census), key),
+                    None => queue.try_send(Message::new(id, census), key),
                 };
                 let result = reason(sent, id, 0);
                 check(Outcome::Sent { message: (key, id), late: false, result });
@@ -438,7 +452,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
                 let all: Vec<_> = (0..count % 80)
                     .map(|n| self.number(priority.wrapping_add(n / 3), false))
                     .collect();
-                let message = |&(key, id): &Numbered<L>| (Canary::new(id, census), key);
+                let message = |&(key, id): &Numbered<L>| (Message::new(id, census), key);
                 let mut batch: VecDeque<_> = all.iter().map(message).collect();
                 let result = match forever {
                     true => queue.send_batch(&mut batch),
@@ -463,7 +477,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
             }
             Step::DrainFilter { modulus } => {
                 let wanted = |id: u64| (id as u32).is_multiple_of(u32::from(modulus % 5) + 1);
-                let mut seen = Vec::new();
+                let mut seen = Vec::with_capacity(queue.max_messages());
                 let out = queue.drain_filter(|message, key| {
                     seen.push(key);
                     wanted(message.read())
@@ -489,7 +503,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
             }
             Step::WaitToSend { priority } => {
                 let message @ (key, id) = self.number(priority, true);
-                let future = queue.send_async(Canary::new(id, census), key);
+                let future = queue.send_async(Message::new(id, census), key);
                 if forever {
                     let result = reason(block_on(future), id, 0);
                     return check(Outcome::Sent { message, late: false, result });
@@ -556,7 +570,7 @@ impl<'q, L: Keyed> Runner<'q, L> {
         }
     }
 
-    fn send_at_events(&mut self, message: Canary, key: L::Priority) -> SendResult {
+    fn send_at_events(&mut self, message: Message, key: L::Priority) -> SendResult {
         let (queue, mut message) = (self.queue, Some(message));
         self.at_events(Interest::Writable, || match queue.try_send(message.take()?, key) {
             Err(SendError { value, reason: SendRefused::Full }) => {
@@ -610,6 +624,34 @@ impl<'q, L: Keyed> Runner<'q, L> {
         }
         let polled = polled.map(|result| reason(result, message.1, refused));
         check(Outcome::PolledSend(message, polled));
+    }
+
+    /// Runs a step, and compares its result and the wake-ups with the model.
+    fn checked_step(&mut self, step: Step, model: &mut Model<L>) {
+        self.step(step, &mut |outcome| model.check(outcome));
+        self.check_wakes(model);
+        self.check_ready(model);
+    }
+
+    /// Runs a step, and looks at the whole queue. Nothing is allocated or freed under the lock, unless an
+    /// allocation before the lock was refused; the queue counts that.
+    fn watched_step(&mut self, step: Step, model: &mut Model<L>) {
+        let queue = self.queue;
+        let before = fallbacks(&queue.stats());
+        let held = watched(queue, || {
+            self.checked_step(step, model);
+            self.check(model);
+        });
+        let allocated = fallbacks(&queue.stats()) - before;
+        let refused = match step {
+            Step::Send { refused, .. } | Step::PollSend { refused, .. } => refused % 6,
+            _ => 0,
+        };
+        match refused {
+            0 => assert_eq!((held, allocated), (Calls::NONE, 0)),
+            1 => assert_eq!(held, Calls { allocated, freed: 0 }),
+            _ => assert_eq!(held.freed, 0), // the allocation under the lock may be refused as well
+        }
     }
 
     /// Checks that the queue has woken the same tasks as the model.
