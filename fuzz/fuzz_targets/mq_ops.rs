@@ -6,6 +6,7 @@
 mod queue_ops;
 
 use testkit::alloc::ThreadAllocator;
+use testkit::block_on;
 
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::with_hook(queue_ops::watch::probe);

@@ -6,3 +6,5 @@ mod ledger;
 mod models;
 #[expect(dead_code, reason = "the models use a part of it")]
 mod queue_ops;
+
+use models::payload::block_on;

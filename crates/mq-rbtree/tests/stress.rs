@@ -21,6 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Bitmap, Queue, RbTree, ReceiveError, Receiver, SendRefused, Sender};
+use testkit::block_on;
 use testkit::canary::Census;
 use testkit::rng;
 use testkit::stress::{keep_running, stress_time};

@@ -22,6 +22,7 @@ mod tree;
 mod waits;
 
 use testkit::alloc::ThreadAllocator;
+use testkit::block_on;
 
 /// Refuses only the allocations of threads that ask for it.
 #[global_allocator]

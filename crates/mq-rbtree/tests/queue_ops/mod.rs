@@ -27,13 +27,10 @@ use mq_rbtree::{
     SendError, SendRefused,
 };
 
-#[cfg(offlock_model)]
-use crate::models::payload::block_on;
+use crate::block_on; // that of the models, or testkit's
 use model::{Model, Waiter};
 use testkit::WakeCount;
 use testkit::alloc::{Calls, refuse_first, thread_bytes};
-#[cfg(not(offlock_model))]
-use testkit::block_on;
 use testkit::canary::{Canary, Census};
 use watch::{fallbacks, watched};
 
@@ -124,6 +121,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Returns a limit of so many messages without other limits.
+    #[allow(dead_code, reason = "the fuzz target needs none")]
     pub(crate) fn plain(messages: usize) -> Self {
         Self { messages, reserves: vec![], ageing: None, no_alloc: false, spare: 2, quiet: false }
     }
