@@ -1,8 +1,8 @@
 //! The engine on a simulated device, and the device itself.
 #![cfg(not(offlock_model))]
 
-use std::cell::{Cell, RefCell};
-use std::rc::{Rc, Weak};
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use aio_reap::{BackendKind, Engine, ReapMode};
@@ -199,81 +199,6 @@ fn futures_are_woken_in_virtual_time() {
     };
     engine.block_on(all).unwrap();
     assert!(sim.now() > 100 * 10_000, "{} ns", sim.now());
-}
-
-/// Each callback makes the next requests: one, or several under a plug. Some callbacks turn the
-/// engine.
-struct Chain {
-    engine: Weak<Engine>,
-    left: Cell<u32>,
-    running: Cell<u32>,
-    deepest: Cell<u32>,
-}
-
-impl Chain {
-    fn next(self: &Rc<Self>) {
-        let Some(engine) = self.engine.upgrade() else { return };
-        let Some(left) = self.left.get().checked_sub(1) else { return };
-        self.left.set(left);
-        let chain = Rc::clone(self);
-        let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
-            result.unwrap();
-            chain.done();
-        };
-        if let Err(error) = engine.nop().callback(done) {
-            assert_eq!(error.errno(), libc::EAGAIN, "only a full engine refuses");
-            self.left.set(left + 1);
-        }
-    }
-
-    fn done(self: &Rc<Self>) {
-        self.running.set(self.running.get() + 1);
-        self.deepest.set(self.deepest.get().max(self.running.get()));
-        let Some(engine) = self.engine.upgrade() else { return };
-        let left = self.left.get();
-        if left.is_multiple_of(5) {
-            let _plug = engine.plug();
-            self.next();
-            self.next();
-        } else {
-            self.next();
-        }
-        if left.is_multiple_of(7) {
-            engine.turn();
-        }
-        self.running.set(self.running.get() - 1);
-    }
-}
-
-/// On a device on which some or all requests complete inside submit, with a stack of 64 KiB and in
-/// every reap mode, there is neither recursion nor a call that never returns.
-#[test]
-fn inv14_stack_stays_flat_on_a_simulated_device_that_completes_inside_submit() {
-    let small = std::thread::Builder::new().stack_size(64 << 10);
-    let thread = small.spawn(|| {
-        for mode in MODES {
-            for inline in [1_000_000, 500_000] {
-                let service = Service::Exponential(2_000);
-                let sim = Sim::new(Model { inline, service, ..Model::default() }, 1);
-                let builder = Engine::builder().depth(4).reap_mode(mode);
-                let engine = Rc::new(builder.build_sim(&sim).unwrap());
-                let chain = Rc::new(Chain {
-                    engine: Rc::downgrade(&engine),
-                    left: Cell::new(10_000),
-                    running: Cell::new(0),
-                    deepest: Cell::new(0),
-                });
-                chain.next();
-                let mut calls = 0u32;
-                while !engine.wait(None).unwrap().is_idle() {
-                    calls += 1;
-                }
-                assert_eq!((chain.left.get(), chain.deepest.get()), (0, 1), "{mode:?}");
-                assert!(calls > 150, "{mode:?}: one call did most of it: {calls}");
-            }
-        }
-    });
-    thread.unwrap().join().unwrap();
 }
 
 /// The drop of the engine delivers the requests in flight, and the device drops them.

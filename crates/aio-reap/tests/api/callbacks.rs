@@ -10,7 +10,7 @@ use crate::count::count;
 use crate::readable::readable;
 use crate::scripted::scripted;
 use aio_reap::{CompletionQueue, Engine, File};
-use aio_reap_test::sim::SubmitStep;
+use aio_reap_test::sim::{Script, SubmitStep};
 
 /// Callbacks and wake-ups run in the order of the completions, not of the requests.
 #[test]
@@ -76,30 +76,41 @@ fn inv07_queues_are_filled_before_the_first_callback() {
     assert_eq!((queue.len(), engine.stats().completed), (1, 6));
 }
 
-/// Requests that need no device at all, each made by the callback of the one before.
+/// Requests that need no device, or that it completes inside their submission, each made by the callback of
+/// the one before. The stack stays flat.
 #[test]
-fn inv14_empty_requests_cannot_loop_for_ever() {
-    fn next(engine: &Rc<Engine>, file: &File, made: &Rc<Cell<u32>>) {
+fn inv14_requests_that_end_at_once_cannot_loop_for_ever() {
+    /// Reads `len` bytes.
+    fn next(
+        engine: &Rc<Engine>,
+        (file, script): (&File, &Script),
+        len: usize,
+        made: &Rc<Cell<u32>>,
+    ) {
         made.set(made.get() + 1);
         assert!(made.get() < 1000, "the call does not return");
-        let (inner, again, made) = (Rc::downgrade(engine), file.clone(), Rc::clone(made));
+        script.on_submit(SubmitStep::Inline);
+        let (inner, made) = (Rc::downgrade(engine), Rc::clone(made));
+        let on = (file.clone(), script.clone());
         let done = move |_: Result<usize, aio_reap::RequestError>, _| {
             if let Some(engine) = inner.upgrade() {
-                next(&engine, &again, &made);
+                next(&engine, (&on.0, &on.1), len, &made);
             }
         };
-        let _ = engine.read(file, Vec::new(), 0).callback(done);
+        let _ = engine.read(file, vec![0; len], 0).callback(done);
     }
 
-    let (engine, _script) = scripted(4);
-    let engine = Rc::new(engine);
-    let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-    let made = Rc::new(Cell::new(0));
-    next(&engine, &file, &made);
-    assert_eq!(made.get(), 2);
-    assert!(readable(&engine, Duration::ZERO), "the second waits for a turn");
-    let turn = engine.turn();
-    assert_eq!((turn.delivered, turn.is_idle(), made.get()), (1, false, 3));
+    for len in [0, 1] {
+        let (engine, script) = scripted(4);
+        let engine = Rc::new(engine);
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let made = Rc::new(Cell::new(0));
+        next(&engine, (&file, &script), len, &made);
+        assert_eq!(made.get(), 2, "{len}");
+        assert!(readable(&engine, Duration::ZERO), "the second waits for a turn");
+        let turn = engine.turn();
+        assert_eq!((turn.delivered, turn.is_idle(), made.get()), (1, false, 3), "{len}");
+    }
 }
 
 /// The requests of one poll of `block_on` are one batch, and a future may still wait by blocking.
