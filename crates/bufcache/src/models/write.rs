@@ -64,23 +64,35 @@ fn against_a_creator(
 #[test]
 fn inv15_a_writer_against_a_guard_that_becomes_a_pin() {
     thoroughly(|| {
-        let (_disk, device) = world();
-        drop(device.get(0).unwrap());
-        let reads = beside(&device, |device| {
-            let Ok(guard) = device.try_get(0) else { return };
-            let first = guard[0];
+        a_guard_becomes_a_pin(|| {
             thread::yield_now(); // the writer's turn, which loom need not find
             dawdle();
-            let pin = guard.pin().unwrap();
-            drop(guard);
-            thread::yield_now();
-            dawdle();
-            assert!(pin.iter().all(|byte| *byte == first));
         });
-        fill(&device, 0, 1);
-        reads.join().unwrap();
-        assert_eq!(device.get(0).unwrap()[0], 1);
     });
+}
+
+/// Between the mark of a writer that does not wait and its look at the guards.
+#[test]
+fn inv15_a_writer_against_a_guard_that_becomes_a_pin_at_once() {
+    thoroughly(|| a_guard_becomes_a_pin(|| ()));
+}
+
+fn a_guard_becomes_a_pin(wait: fn()) {
+    let (_disk, device) = world();
+    drop(device.get(0).unwrap());
+    let reads = beside(&device, move |device| {
+        let Ok(guard) = device.try_get(0) else { return };
+        let first = guard[0];
+        wait();
+        let pin = guard.pin().unwrap();
+        drop(guard);
+        thread::yield_now();
+        dawdle();
+        assert!(pin.iter().all(|byte| *byte == first));
+    });
+    fill(&device, 0, 1);
+    reads.join().unwrap();
+    assert_eq!(device.get(0).unwrap()[0], 1);
 }
 
 #[test]
