@@ -98,6 +98,9 @@ impl Engine {
     }
 
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
+    ///
+    /// With `O_DIRECT` a read across the end of the file may overwrite the buffer behind the bytes that
+    /// it reports.
     pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
         let mut buf = HeldBuf::new(buf);
         let memory = IoMemory::plain(buf.get_mut().len(), buf.get_mut().as_mut_ptr());
