@@ -38,7 +38,7 @@ impl Access {
 pub(super) struct Image {
     /// The file, to read it without the engine.
     raw: fs::File,
-    /// The size of a cell in bytes. On a direct file it is that of a block.
+    /// The size of a cell in bytes. On a direct file it is a multiple of the block size.
     pub(super) cell: usize,
     pub(super) is_direct: bool,
     /// The length of the file. Reads go beyond it, and it is not a multiple of the cell size.
@@ -49,21 +49,23 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Makes a file, for `O_DIRECT` if it has a `folder` where that works. Returns the engine's descriptor too.
-    pub(super) fn new(folder: Option<&Path>) -> (Self, fs::File) {
-        let (raw, file, block) = folder.and_then(direct).unwrap_or_else(|| {
-            let required = folder.is_some() && std::env::var_os("OFFLOCK_REQUIRE_ALL").is_some();
+    /// Makes a file and opens it for the engine. `direct` asks for `O_DIRECT`: it is the folder of the
+    /// file and the number of blocks in a cell. Where `O_DIRECT` does not work, the file is buffered.
+    pub(super) fn new(direct: Option<(&Path, usize)>) -> (Self, fs::File) {
+        let opened = direct.and_then(|(folder, blocks)| open_direct(folder, blocks));
+        let is_direct = opened.is_some();
+        let (raw, file, cell) = opened.unwrap_or_else(|| {
+            let required = direct.is_some() && std::env::var_os("OFFLOCK_REQUIRE_ALL").is_some();
             assert!(!required, "files without the page cache do not work here");
             let raw = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
-            (raw.try_clone().unwrap(), raw, None)
+            (raw.try_clone().unwrap(), raw, 32)
         });
-        let cell = block.unwrap_or(32);
         let len = 64 * cell - 10;
         let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
         raw.write_all_at(&bytes, 0).unwrap();
         let locks = RefCell::new(vec![0; CELLS]);
         let bytes = RefCell::new(bytes);
-        (Self { raw, cell, is_direct: block.is_some(), len, bytes, locks }, file)
+        (Self { raw, cell, is_direct, len, bytes, locks }, file)
     }
 
     fn read(&self, at: usize, len: usize) -> Vec<u8> {
@@ -164,12 +166,13 @@ impl Image {
     }
 }
 
-/// Makes a file in `folder` and opens it with `O_DIRECT`. Returns it twice, and the size of its blocks.
-fn direct(folder: &Path) -> Option<(fs::File, fs::File, Option<usize>)> {
+/// Makes a file in `folder` and opens it twice, the second time with `O_DIRECT`. Returns the size of a
+/// cell of `blocks` blocks too.
+fn open_direct(folder: &Path, blocks: usize) -> Option<(fs::File, fs::File, usize)> {
     let temp = tempfile::NamedTempFile::new_in(folder).unwrap();
     let mut options = fs::File::options();
     let opened = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(temp.path());
     let file = opened.ok()?;
-    let block = Alignment::of(&file).unwrap()?.offset as usize;
-    Some((temp.into_file(), file, Some(block)))
+    let cell = blocks * Alignment::of(&file).unwrap()?.offset as usize;
+    Some((temp.into_file(), file, cell))
 }
