@@ -39,7 +39,7 @@ fn stress_inv17_writers_of_two_devices_lose_nothing() {
     storm(8, 2, Eviction::A2, true);
 }
 
-/// Without faults, the threads also read past the cache.
+/// Without faults: each read past the cache comes after a flush that succeeds, or needs none.
 #[test]
 #[ignore = "stress"]
 fn stress_inv17_reads_past_the_cache_find_what_was_written() {

@@ -42,9 +42,8 @@ fn inv22_every_input_of_the_corpus_holds() {
     });
 }
 
-/// Images of moments at random after steps of several threads; of each of a few histories, or of as many as
-/// `OFFLOCK_TEARINGS` says. In every other one operations fail, and in every third one there are fewer buffers than
-/// threads.
+/// Steps of several threads, and images of some moments of them: six histories, or as many as `OFFLOCK_TEARINGS` says.
+/// In every other one operations fail, and in every third one there are fewer buffers than threads.
 #[test]
 fn inv20_threads_lose_nothing_that_was_synced() {
     for seed in 1..=u64::from(asked("OFFLOCK_TEARINGS", 6)) {
@@ -134,5 +133,13 @@ fn inv24_what_was_read_again_is_lost_with_the_write() {
             let input = [&[first], history.as_flattened()].concat();
             assert_eq!(run(&input, None), history.len());
         }
+    }
+}
+
+/// A block of which this thread has a read guard is written in no way.
+#[test]
+fn inv22_a_writer_does_not_wait_for_its_own_guard() {
+    for how in 0..8 {
+        assert_eq!(run(&[2, 5, 4, 3 + 24 * 5, 4, 5 + 24 * how, 4, 9, 4], None), 4);
     }
 }

@@ -15,6 +15,7 @@ mod disk;
 mod steps;
 
 use std::ops::Range;
+use std::slice::ChunksExact;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, RwLock};
 use std::thread;
@@ -97,6 +98,8 @@ pub(crate) struct World {
     handles: Vec<RwLock<Device>>,
     /// Pins that any thread drops.
     shelf: Mutex<Vec<Held>>,
+    /// The addresses of the buffers that the one thread has read guards of, over steps.
+    guarded: Mutex<Vec<usize>>,
     beside: Mutex<Option<Beside>>,
     writes: AtomicU64,
     reads: AtomicU64,
@@ -118,9 +121,9 @@ pub(crate) fn run(input: &[u8], lies: Option<Operation>) -> usize {
         lies,
         ..ONE_THREAD
     }));
-    let steps = steps.chunks_exact(2);
+    let mut steps = steps.chunks_exact(2);
     let count = steps.len();
-    steps.for_each(|step| world.step(step[0], step[1], 0..ONE_THREAD.blocks));
+    world.steps(&mut steps, count);
     world.end_beside();
     world.look_around(0);
     if first & 2 == 0 {
@@ -146,13 +149,34 @@ impl World {
             .unwrap();
         let disks: Vec<_> = (0..shape.devices).map(|_| Disk::new(shape)).collect();
         let handles = disks.iter().map(|disk| RwLock::new(disk.attach(&cache))).collect();
-        let (shelf, beside, writes, reads) = Default::default();
-        Self { cache, shape, disks, handles, shelf, beside, writes, reads }
+        let (shelf, guarded, beside, writes, reads) = Default::default();
+        Self { cache, shape, disks, handles, shelf, guarded, beside, writes, reads }
     }
 
     /// Whether this thread expects one outcome of a step.
     fn is_exact(&self) -> bool {
         self.shape.exact && !is_thread(BESIDE)
+    }
+
+    /// Makes so many steps, or as many as there are, in one thread. One of kind 3 keeps a read guard of a cached block
+    /// over the next ones.
+    fn steps(self: &Arc<Self>, steps: &mut ChunksExact<'_, u8>, most: usize) {
+        for _ in 0..most {
+            let Some(&[op, arg]) = steps.next() else { return };
+            self.step(op, arg, 0..self.shape.blocks);
+            if op % KINDS != 3 || self.guarded.lock().len() == 10 {
+                continue;
+            }
+            let (which, block) = (usize::from(arg) % self.shape.devices, u64::from(arg >> 1));
+            let device = self.handles[which].read().unwrap().clone();
+            let Ok(guard) = device.try_get(block % self.shape.blocks) else { continue };
+            let (at, there) = (guard.as_ptr().addr(), guard.to_vec());
+            self.guarded.lock().push(at);
+            self.steps(steps, 1 + usize::from(op / KINDS));
+            assert!(*guard == *there, "block {block} changed in a guard");
+            drop(guard);
+            self.guarded.lock().pop();
+        }
     }
 
     /// Makes a step. The thread writes to blocks of `own` only, which no other thread writes to.
@@ -285,7 +309,7 @@ impl World {
         }
     }
 
-    /// Looks at images of that many moments of each device at most, the last of which is the present one.
+    /// Looks at images of that many moments of each device, the present one among them, or of all if there are fewer.
     pub(crate) fn check_power_cuts(&self, moments: usize, images: usize, rng: &mut Rng) {
         for disk in &self.disks {
             let last = disk.device.moments();
@@ -297,7 +321,7 @@ impl World {
 
     /// The drop of the last handle syncs the device, or the loss is reported.
     fn end(self) {
-        self.check_power_cuts(64, 4, &mut Rng::with_seed(1));
+        self.check_power_cuts(256, 4, &mut Rng::with_seed(1));
         self.disks.iter().for_each(|disk| disk.device.heal());
         drop((self.shelf, self.handles));
         for disk in self.disks {
@@ -305,9 +329,14 @@ impl World {
                 // The sync at the end of the last handle tells of writes that were given up before.
                 let has_failed = disk.failures(Operation::Sync) > disk.told().syncs;
                 let was_wrong = disk.told().poisoned || (self.shape.reverts && has_failed);
-                // The last handle waits for no write of the cleaner, which may hang.
-                let is_late = matches!(error, WriteError::Busy { .. });
-                assert!(was_wrong || is_late, "nothing was wrong, and something is lost: {error}");
+                if !was_wrong {
+                    // The last handle waits for no write of the cleaner, which may hang: it is over soon.
+                    assert!(matches!(error, WriteError::Busy { .. }), "nothing was wrong: {error}");
+                    wait_for("the cleaner's write", || {
+                        let is_there = |block| disk.is_there(block);
+                        (0..self.shape.blocks).all(is_there) || disk.has_cleaner_failed()
+                    });
+                }
             } else {
                 let all = 0..self.shape.blocks;
                 assert!(all.clone().all(|block| disk.is_there(block)), "lost without a word");

@@ -11,8 +11,8 @@ use super::disk::stamp;
 use super::*;
 
 impl World {
-    /// Runs `f` until it does not wait in vain for an idle buffer, where one thread makes the steps. A loaded machine
-    /// may not run the other threads during the wait.
+    /// Runs `f`; in the one thread, again as long as it has waited in vain. A loaded machine may not run the cleaner
+    /// during the wait.
     fn patiently<T, E>(
         &self,
         mut f: impl FnMut() -> Result<T, E>,
@@ -39,7 +39,8 @@ impl World {
         let is_stuck = self.disks.iter().any(|disk| disk.told().poisoned);
         let dirty = if is_stuck { self.cache.stats().dirty / SIZE } else { 0 };
         let marked = self.marked_beside().unwrap_or(0);
-        self.shelf.lock().len() + dirty + marked >= self.shape.buffers
+        let kept = self.shelf.lock().len() + self.guarded.lock().len();
+        kept + dirty + marked >= self.shape.buffers
     }
 
     /// Whether the device may get no more dirty buffers now: its last write failed, or it has as
@@ -80,6 +81,7 @@ impl World {
             GetError::Poisoned { .. } => told.poisoned || !is_exact,
             GetError::Closed => told.closed,
             GetError::Busy | GetError::WouldBlock => true,
+            GetError::WouldDeadlock => is_write && is_exact,
             _ => false,
         };
         assert!(is_expected, "block {block}: {error}");
@@ -101,7 +103,7 @@ impl World {
         }
     }
 
-    /// Gets the block, or tries to (1), and keeps a pin (2).
+    /// Gets the block. A step of kind 1 only tries to, and one of kind 2 keeps a pin.
     pub(super) fn get(&self, which: usize, device: &Device, block: u64, op: u8, how: u8) {
         let (disk, is_try) = (&self.disks[which], op == 1);
         let is_cached = device.is_cached(block);
@@ -179,15 +181,17 @@ impl World {
         }
     }
 
-    /// Whether a pin keeps the buffer that the block has.
-    fn is_pinned(&self, device: &Device, block: u64) -> bool {
-        let Ok(there) = device.try_get(block) else { return false };
-        self.shelf.lock().iter().any(|held| held.pin.as_ptr() == there.as_ptr())
+    /// Whether a pin keeps the buffer that the block has, and whether a guard does.
+    fn users(&self, device: &Device, block: u64) -> (bool, bool) {
+        let Ok(there) = device.try_get(block) else { return (false, false) };
+        let is_pinned = self.shelf.lock().iter().any(|held| held.pin.as_ptr() == there.as_ptr());
+        (is_pinned, self.guarded.lock().contains(&there.as_ptr().addr()))
     }
 
     pub(super) fn write(&self, disk: &Disk, device: &Device, block: u64, how: u8) {
         let is_exact = self.is_exact();
-        let is_pinned = is_exact && self.is_pinned(device, block);
+        let (is_pinned, is_guarded) =
+            if is_exact { self.users(device, block) } else { (false, false) };
         let is_newer = || is_exact && device.is_newer(block..block + 1);
         let (is_cached, was_newer) = (device.is_cached(block), is_newer());
         let reads = || if is_exact { self.cache.stats().reads } else { 0 };
@@ -224,6 +228,7 @@ impl World {
                 return assert!(match error {
                     GetError::Busy => is_kept && !is_try,
                     GetError::WouldBlock => is_try && may_wait,
+                    GetError::WouldDeadlock => is_guarded,
                     _ => true,
                 });
             }
@@ -241,7 +246,8 @@ impl World {
             disk.check(block, &guard, least, is_exact.then_some(least), "in a write guard");
         }
         if is_exact {
-            assert!(!is_pinned && !disk.told().poisoned && !disk.told().closed);
+            assert!(!is_pinned && !is_guarded, "block {block} is in use");
+            assert!(!disk.told().poisoned && !disk.told().closed);
             assert!(!creates || reads() == before, "it is not read");
         }
         if how % 8 == 6 {
@@ -278,15 +284,10 @@ impl World {
         let result = self.patiently(&mut f, waits);
         let is_done = match result {
             Ok(()) | Err(WriteError::Earlier { .. }) => true,
-            Err(
-                WriteError::Io { .. }
-                | WriteError::Panicked { .. }
-                | WriteError::Poisoned { .. }
-                | WriteError::Busy { .. }
-                | WriteError::Get(_)
-                | WriteError::Closed,
-            ) => false,
-            Err(error) => panic!("{error}"),
+            Err(error) => {
+                assert!(may_come(&error), "{error}");
+                false
+            }
         };
         if !self.is_exact() {
             return is_done;
@@ -374,7 +375,8 @@ impl World {
         });
     }
 
-    /// Closes the device, which makes it durable or leaves it open; and attaches it anew, one thread by the next step.
+    /// Closes the device, which makes it durable or leaves it open. Threads attach a closed one anew at once; the one
+    /// thread does so by the next such step.
     pub(super) fn close(&self, which: usize) {
         let (disk, mut handle) = (&self.disks[which], self.handles[which].write().unwrap());
         if !disk.told().closed {
@@ -423,6 +425,7 @@ impl World {
             }
             return self.is_on_device(disk, blocks);
         }
+        assert!(result.is_err_and(|error| may_come(&error)), "{result:?}");
         if self.is_exact() {
             let is_expected = match result {
                 Err(WriteError::Io { .. } | WriteError::Panicked { .. }) => {
@@ -497,7 +500,8 @@ impl World {
             Ok(lost) => lost,
             Err(error) => {
                 let stands_still = self.marked_beside().is_some() && is_busy(&error);
-                return assert!(stands_still || !self.is_exact(), "{error}");
+                let is_expected = stands_still || !self.is_exact();
+                return assert!(is_expected && may_come(&error), "{error}");
             }
         };
         let has_reverted = disk.has_reverted();
@@ -527,6 +531,12 @@ impl World {
             told.reverts = disk.reverts();
         }
     }
+}
+
+/// Whether a flush, a sync, a wipe or a reset of any thread may return that error.
+fn may_come(error: &WriteError) -> bool {
+    use WriteError::{Busy, Closed, Get, Io, Panicked, Poisoned};
+    matches!(error, Io { .. } | Panicked { .. } | Poisoned { .. } | Busy { .. } | Get(_) | Closed)
 }
 
 /// Writes blocks past the cache: by the cache, or by the caller where that needs no wait.
