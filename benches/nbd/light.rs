@@ -6,7 +6,9 @@
 //! about a microsecond for each read, so the server is what bounds the row. It does the same before every
 //! server, and takes simple replies of all.
 
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,13 +28,15 @@ const BUFFER: usize = 1 << 20;
 struct Client {
     connection: Connection,
     blocks: u64,
-    /// The time at which each read in flight was sent; a cookie is an index.
-    flights: Vec<Instant>,
+    /// The block of each read in flight, and the time at which it was sent; a cookie is an index.
+    flights: Vec<(u64, Instant)>,
     free: Vec<usize>,
     requests: Vec<u8>,
     received: Vec<u8>,
     /// Bytes of `received` that are there.
     have: usize,
+    /// The bytes that the replies must have; outside of a window only.
+    expected: Option<File>,
 }
 
 impl Client {
@@ -42,11 +46,12 @@ impl Client {
         Ok(Self {
             blocks: connection.export().size / BLOCK as u64,
             connection,
-            flights: vec![Instant::now(); depth],
+            flights: vec![(0, Instant::now()); depth],
             free: (0..depth).collect(),
             requests: Vec::new(),
             received: vec![0; BUFFER],
             have: 0,
+            expected: None,
         })
     }
 
@@ -61,7 +66,7 @@ impl Client {
                     self.free.push(slot);
                     break;
                 };
-                self.flights[slot] = now;
+                self.flights[slot] = (block, now);
                 let (flags, command) = (CommandFlags::NONE, cmd::READ);
                 let (cookie, offset) = (slot as u64, block * BLOCK as u64);
                 let request = Request { flags, command, cookie, offset, len: BLOCK as u64 };
@@ -99,7 +104,15 @@ impl Client {
             if slot >= self.flights.len() || self.free.contains(&slot) {
                 return Err(bad("a reply to nothing"));
             }
-            times.push((now - self.flights[slot]).as_secs_f64());
+            let (block, sent) = self.flights[slot];
+            if let Some(image) = &self.expected {
+                let mut expected = [0; BLOCK];
+                image.read_exact_at(&mut expected, block * BLOCK as u64)?;
+                if self.received[at + len..][..BLOCK] != expected {
+                    return Err(bad(format!("block {block} differs from the image")));
+                }
+            }
+            times.push((now - sent).as_secs_f64());
             self.free.push(slot);
             at += len + BLOCK;
         }
@@ -113,12 +126,16 @@ fn bad(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
     io::Error::new(ErrorKind::InvalidData, error)
 }
 
-/// Reads every block of the image once, in an order without neighbours: from now on what a server keeps of it is
-/// there.
-pub(crate) fn warm(socket: &Path, cpu: usize) -> io::Result<()> {
+/// Reads every block of the image once, in an order without neighbours, so that the server has in memory what it
+/// keeps of the image. Fails if the export is not the image.
+pub(crate) fn warm(socket: &Path, image: &Path, cpu: usize) -> io::Result<()> {
     with_cpus(&[cpu], || {
         let mut client = Client::open(socket, 32)?;
-        let blocks = client.blocks;
+        let (image, blocks) = (File::open(image)?, client.blocks);
+        if blocks != image.metadata()?.len() / BLOCK as u64 {
+            return Err(bad("the export is not as long as the image"));
+        }
+        client.expected = Some(image);
         // An odd stride comes by each of so many blocks, which are a power of two, once.
         assert!(blocks.is_power_of_two());
         let step = blocks * 5 / 8 + 1;

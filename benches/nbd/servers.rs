@@ -95,13 +95,13 @@ impl Site<'_> {
         names.into_iter().enumerate().filter_map(|(n, name)| start((n, name))).collect()
     }
 
-    /// Reads all of the image through each server on the page cache, so that what it keeps is there.
-    /// Those that fail are left out.
+    /// Reads all of the image through each server on the page cache, so that what it keeps is there, and compares
+    /// it. Servers that fail are left out.
     pub(crate) fn warm(&self, servers: &mut Vec<Server>, client: usize) {
         servers.retain(|server| {
             let warmed = match server.name {
                 OURS_DIRECT | DIRECT_PEER => Ok(()),
-                _ => light::warm(&server.socket, client),
+                _ => light::warm(&server.socket, self.image, client),
             };
             warmed.inspect_err(|error| println!("# missing: {}: {error}", server.name)).is_ok()
         });
