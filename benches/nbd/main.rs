@@ -6,7 +6,7 @@
 //! cargo bench --bench nbd -- --quick            the rows that decide a target: under 60 s
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
 //! cargo bench --bench nbd -- --only W           the rows that write; 3 rounds with `--quick`
-//! cargo bench --bench nbd -- --only D           the demo's client before each server ([`demo`]); so, too
+//! cargo bench --bench nbd -- --only D           the demo's client before each server ([`demo`]); 3 rounds with `--quick`
 //! ```
 //!
 //! All servers are started once, kept on one CPU, and serve the same image read-only in rows that read. Those on the page

@@ -8,6 +8,7 @@
 //! the same time, and neither side waits for the other for ever.
 
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -87,11 +88,13 @@ impl Connection {
         &self.export
     }
 
-    /// Sends a disconnect request. The server closes without a reply.
+    /// Sends a disconnect request, and closes this direction: nbdkit 1.48 closes no sooner. The server closes without
+    /// a reply.
     pub(crate) fn close(mut self) -> Result<(), DemoError> {
         let (flags, command) = (CommandFlags::NONE, cmd::DISC);
         let request = Request { flags, command, cookie: 0, offset: 0, len: 0 };
         self.stream.write_all(encode(&request, self.export.style)?.as_slice())?;
+        self.stream.shutdown(Shutdown::Write)?;
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest)?;
         if rest.is_empty() { Ok(()) } else { Err(DemoError::Stray("bytes after DISC".into())) }
