@@ -69,8 +69,8 @@ impl<'a> Debian<'a> {
         write(mark, "")
     }
 
-    /// Makes a command in a folder of such that starts an unpacked program, with these options before all others, by
-    /// the loader and with the libraries that were unpacked. Returns its path.
+    /// Writes a script that starts an unpacked program by the unpacked loader and with the unpacked libraries.
+    /// `options` are its first arguments. Returns the path of the script, in a folder that a `PATH` may name.
     pub(crate) fn command(&self, program: &str, options: &str) -> Result<PathBuf> {
         let (files, path) = (self.files.display(), self.state.join("bin").join(program));
         let libraries = format!("{files}/usr/lib/x86_64-linux-gnu");

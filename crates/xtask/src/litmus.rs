@@ -258,12 +258,12 @@ fn verdicts(
         )?;
         cmd = cmd.arg(format!("{number}.litmus"));
     }
-    let output = cmd.output()?;
+    let failed =
+        |why: String| Error::new(format!("{name}: {why}\n{}", read(&log).unwrap_or_default()));
+    let output = cmd.output().map_err(|error| failed(error.to_string()))?;
     let verdict = |(number, program): (usize, &Program)| {
-        verdict(&output, number).ok_or_else(|| {
-            let said = read(&log).unwrap_or_default();
-            Error::new(format!("{name}: {}: herd7 gave no verdict\n{said}", program.what))
-        })
+        verdict(&output, number)
+            .ok_or_else(|| failed(format!("{}: herd7 gave no verdict", program.what)))
     };
     programs.iter().enumerate().map(verdict).collect()
 }

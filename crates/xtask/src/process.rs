@@ -165,7 +165,8 @@ impl Cmd {
         } else {
             let _ = io::stdout().write_all(line.as_bytes());
         }
-        // No pipe: what outlives the command may keep one open.
+        // A file instead of a pipe: a process that outlives the command may keep the pipe open, and the read would
+        // not end.
         let mut said = tempfile::tempfile().at(&name)?;
         if captured {
             self.command.stdout(said.try_clone().at(&name)?);

@@ -22,8 +22,8 @@ struct Step {
     words: String,
 }
 
-/// Runs of `cargo test --release`, or of `cargo xtask`: the name, the count in full and its names in the environment,
-/// if it has some there, what is asked in words, and the arguments. `#` stands for the count.
+/// Runs of `cargo test --release`, or of `cargo xtask`: the name; the full count and the variable that passes it on, or
+/// `-` without one; what is asked, in words; the arguments. `#` stands for the count.
 ///
 /// Cases: of `aio-reap-model` 100 of 450 to 900 operations each, this many times; of `bufcache-operations` 150
 /// operations on average.
@@ -69,14 +69,14 @@ fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Vec<Step> {
     for line in TESTS.lines() {
         let cells: Vec<&str> = line.split(" | ").collect();
         let &[name, count, asked, words] = &cells[..] else { unreachable!("four cells: {line}") };
-        let (full, variables) = count.split_once(' ').expect("a count and its variables");
+        let (full, variable) = count.split_once(' ').expect("a count and its variable");
         let count = scaled(full.parse().expect("a number"));
         let words = match words.starts_with("xtask ") {
             true => words.to_string(),
             false => format!("{TEST} {}", words.replace("SERIALLY", SERIALLY)),
         };
-        let settings = variables.split(',').filter(|variable| *variable != "-");
-        step(name.to_string(), count, &settings.collect::<Vec<_>>(), None, asked, &words);
+        let settings = if variable == "-" { &[][..] } else { &[variable] };
+        step(name.to_string(), count, settings, None, asked, &words);
     }
     let words = format!("{MODEL} -p offlock-percpu --lib --tests {SERIALLY}");
     let (name, no_membarrier) = ("percpu-stress-no-membarrier".to_string(), Some("no_membarrier"));
