@@ -21,7 +21,7 @@ pub(crate) struct Structure {
     /// The id in the section `[census]` of `targets.toml`; the worst of those that share one counts.
     pub(crate) target: Option<&'static str>,
     /// Makes the structure. What the threads share is leaked: the program ends with the count.
-    #[cfg_attr(not(offlock_virtual_cpu), expect(dead_code, reason = "QEMU runs it"))]
+    #[cfg_attr(not(offlock_virtual_cpu), expect(dead_code, reason = "used where QEMU runs it"))]
     pub(crate) make: fn() -> Shared,
 }
 

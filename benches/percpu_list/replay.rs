@@ -141,7 +141,8 @@ impl Script {
                 *file = Some(next[thread]);
                 next[thread] += 1;
             }
-            let object = file.expect("what is removed was added");
+            let object = if is_addition { *file } else { file.take() };
+            let object = object.expect("what is removed was added");
             threads[thread].push(Step { object, is_addition });
         }
         Self { threads, objects: (first + second) as usize, events: events.len() as u64 }
