@@ -83,6 +83,9 @@ pub(crate) fn stress(ws: &Workspace, crates: &[Crate], seconds: u32) -> Result<(
     let crates = if all { &ws.libraries()?[..] } else { crates };
     let selected = if all { vec!["--workspace"] } else { packages(crates) };
     let targets: BTreeSet<String> = crates.iter().flat_map(stress_targets).collect();
+    if targets.is_empty() {
+        return Err(Error::new("no stress test was found"));
+    }
     let cargo = ws.cargo("test --profile stress").args(selected).args(targets);
     let built = TestBinary::build(cargo)?;
     for package in crates {
