@@ -12,7 +12,7 @@ const LEN: usize = 512;
 /// The blocks of each task. The last one is written by requests without a waiter.
 const BLOCKS: u64 = 8;
 
-/// A file and the engine of another thread.
+/// A file, and a handle to the engine of another thread.
 #[derive(Clone)]
 pub(crate) struct Writer {
     pub(crate) remote: Remote,
@@ -49,8 +49,8 @@ impl Writer {
         }
     }
 
-    /// Writes the blocks of task `nr` and reads them back, as long as `goes_on` with the number of its
-    /// requests, which it returns.
+    /// Writes the blocks of task `nr` and reads them back while `goes_on` returns true for the number of
+    /// requests made so far. Returns that number.
     pub(crate) async fn run(self, nr: u64, goes_on: impl Fn(usize) -> bool) -> usize {
         let mut made = 0;
         while goes_on(made) {
@@ -63,7 +63,7 @@ impl Writer {
             for block in blocks.clone() {
                 let (read, buf) = self.send(false, block, 0xee).await.unwrap();
                 assert_eq!(read.unwrap(), LEN);
-                assert!(buf.0.iter().all(|&b| b == byte(block)), "another's bytes");
+                assert!(buf.0.iter().all(|&b| b == byte(block)), "the bytes of another block");
             }
             drop(write(blocks.end));
             made += 2 * BLOCKS as usize - 1;

@@ -43,9 +43,9 @@ const KERNEL_BLOCKS: usize = 16;
 
 /// The device below the engine.
 pub(crate) enum Device {
-    /// The input has its decisions too.
+    /// The input decides what it does.
     Script(Script),
-    /// Its faults are without a limit, but its clock is not real.
+    /// Its faults are random and not counted, and its clock is virtual.
     Sim(Sim),
     Kernel(BackendKind),
 }
@@ -92,10 +92,11 @@ pub(crate) fn run_on(device: Device, folder: &Path, input: &[u8]) -> usize {
         Device::Kernel(kind) => builder.backend(*kind).build(),
     };
     let engine = Rc::new(engine.unwrap());
-    let blocks = if matches!(device, Device::Kernel(_)) { KERNEL_BLOCKS } else { 1 };
+    let blocks = if device.is_kernel() { KERNEL_BLOCKS } else { 1 };
     let (image, raw) = Image::new((file % 4 == 3).then_some((folder, blocks)));
     let world = World::new(&engine, device, image, raw, depth, mode & 32 == 0);
-    // Once, as an event loop takes it: each call looks for work. Others ask late.
+    // Each call of `as_fd` looks for work, so an event loop makes one call. Half of the inputs leave it
+    // to a later step.
     let mut fd = (mode & 16 == 0).then(|| engine.as_fd());
     let (mut plugs, mut waiting) = (Vec::new(), Vec::new());
     let mut steps = 0;
@@ -108,7 +109,7 @@ pub(crate) fn run_on(device: Device, folder: &Path, input: &[u8]) -> usize {
         world.check(&engine);
         assert_eq!(engine.stats().accepted, world.accepted.get());
         if let (Some(fd), true) = (fd, plugs.is_empty() && world.must_notify(&engine)) {
-            // At once, or after the delay of a retry.
+            // It becomes readable at once, or after the delay of a retry.
             assert!(readable(fd, PATIENCE), "no turn would follow");
         }
     }
@@ -129,7 +130,7 @@ pub(crate) fn run_on(device: Device, folder: &Path, input: &[u8]) -> usize {
         1 if !matches!(world.device, Device::Sim(_)) => world.turn_by_events(&engine, fd, waiting),
         _ => drop(waiting),
     }
-    // A panic of a callback in the drop of an engine would abandon the others.
+    // A panic of a callback inside the drop of the engine would abandon the other callbacks.
     world.is_calm.set(true);
     world.catching(&engine, fd, || _ = engine.turn());
     drop(engine);
@@ -138,6 +139,19 @@ pub(crate) fn run_on(device: Device, folder: &Path, input: &[u8]) -> usize {
 }
 
 struct Input<'a>(&'a [u8]);
+
+impl Device {
+    fn script(&self) -> Option<&Script> {
+        match self {
+            Self::Script(script) => Some(script),
+            Self::Sim(_) | Self::Kernel(_) => None,
+        }
+    }
+
+    fn is_kernel(&self) -> bool {
+        matches!(self, Self::Kernel(_))
+    }
+}
 
 impl Input<'_> {
     /// Returns the next bytes, or zeros past the end.
@@ -152,7 +166,7 @@ impl Input<'_> {
 }
 
 thread_local! {
-    /// A panic of the model itself unwinds.
+    /// Set while a panic unwinds that the model raised itself.
     static IS_UNWINDING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -173,7 +187,8 @@ struct Entry {
     cancelled: bool,
     /// It may end with ETIMEDOUT.
     timed: bool,
-    /// The engine refused it or has not got it, or it has no buffer and its operation was dropped.
+    /// No result is expected: the engine does not have the request, or it has no buffer and its
+    /// operation was dropped.
     ignored: bool,
 }
 
@@ -190,7 +205,7 @@ struct World {
     engine: Weak<Engine>,
     device: Device,
     depth: usize,
-    /// There are neither deadlines nor calls of other threads, which end a sleep.
+    /// No request has a deadline, and no other thread sends a call. So only completions end a sleep.
     is_plain: bool,
     file: File,
     image: Image,
@@ -205,29 +220,32 @@ struct World {
     /// The bytes of freed buffers of requests whose operation was dropped.
     freed: RefCell<BTreeMap<usize, Vec<u8>>>,
     accepted: Cell<u64>,
-    /// The number of errors that the script may still cause.
+    /// The number of EIO errors that the device may still return.
     failures: Cell<u64>,
     /// The number of requests that callbacks may still make.
     fuel: Cell<u32>,
-    /// The number of callbacks that have run, and of those that run now.
+    /// The number of callbacks that have run.
     reactions: Cell<u64>,
+    /// The number of callbacks on the stack.
     running: Cell<u32>,
-    /// The number of callbacks that may run now: during a submission for a later turn none.
+    /// Set during a submission for a later turn, in which no callback may run.
     is_silent: Cell<bool>,
-    /// Callbacks panic no more.
+    /// Set when callbacks and calls must not panic any more.
     is_calm: Cell<bool>,
-    /// Before this step a future was not woken that waits for a slot, so there is none.
+    /// Set if a future waited for a slot without a wake-up when this step began. Then no slot was free.
     is_full: Cell<bool>,
-    /// The calls of [`Engine::remote`] that were sent and that have run.
+    /// The number of calls sent to [`Engine::remote`].
     calls: Cell<u64>,
     calls_run: Arc<AtomicU64>,
+    /// The number of buffers that exist.
     buffers: Cell<usize>,
     /// The device refuses cancellations.
     refuses: Cell<bool>,
+    /// The engine was dropped.
     ended: Cell<bool>,
 }
 
-/// The requests on one kind of buffer that go to operations or to a queue.
+/// The operations, and the queue of completions, of the requests with one kind of buffer.
 struct Held<B: 'static> {
     operations: RefCell<Vec<(usize, Operation<B>)>>,
     done: CompletionQueue<B>,
@@ -371,6 +389,7 @@ impl World {
         })
     }
 
+    /// Makes the step that the first byte chooses. The other bytes are its arguments.
     fn step<'e>(
         self: &Rc<Self>,
         engine: &'e Engine,
@@ -380,11 +399,7 @@ impl World {
         [what, a, b, c]: [u8; 4],
     ) {
         self.is_full.set(waiting.iter().any(|one| one.woken.count() == one.seen));
-        let script = match &self.device {
-            Device::Script(script) => Some(script),
-            _ => None,
-        };
-        match (what % 16, script) {
+        match (what % 16, self.device.script()) {
             (0..=4, _) | (11..=14, None) => self.submit(engine, [what, a, b, c]),
             (5, _) => plugs.push(engine.plug()),
             (6 | 7, _) => drop(plugs.pop()),
@@ -405,7 +420,7 @@ impl World {
             _ if a < 48 => self.cancel_ids(engine),
             _ if a < 80 => self.call(engine, b),
             _ if a < 96 => {
-                let _plug = engine.plug(); // perhaps the last one
+                let _plug = engine.plug(); // the panic drops it, perhaps as the last one
                 self.submit(engine, [b, b, c, a]);
                 unwind();
             }
@@ -463,7 +478,7 @@ impl World {
         assert!(self.calls_run.load(Ordering::Relaxed) >= calls, "calls are left");
         let counts = engine.validate();
         assert_eq!(turn.pending + turn.in_flight, counts.pending + counts.in_flight);
-        if let Device::Script(script) = &self.device {
+        if let Some(script) = self.device.script() {
             let calls = script.batches().len();
             if counts.in_flight == self.depth && engine.turn().delivered == 0 {
                 assert_eq!(script.batches().len(), calls, "submits without room");
@@ -471,7 +486,7 @@ impl World {
         }
     }
 
-    /// Makes one request with any front end.
+    /// Makes one request. `front` chooses how its result is delivered, and `what` its kind.
     fn submit(self: &Rc<Self>, engine: &Engine, [front, what, cell, size]: [u8; 4]) {
         let unit = self.image.cell;
         let mut at = usize::from(cell) % 66 * unit;
@@ -494,7 +509,7 @@ impl World {
             access.kind = Kind::Other;
         }
         let id = self.add_entry(access);
-        // Half of the requests have other front ends than an operation.
+        // Three of eight requests go to a callback or a queue, the others to an operation.
         let (front, is_list) = ((front / 16).wrapping_add(front) % 8, (front ^ size) & 16 != 0);
         let request = (front, id, size);
         match access.kind {
@@ -542,7 +557,7 @@ impl World {
         Buf { id, bytes: own, world: Rc::clone(self) }
     }
 
-    /// Cuts a buffer into a list, some with empty parts.
+    /// Copies bytes into a list of buffers, some of which are empty.
     fn list(self: &Rc<Self>, id: usize, bytes: &[u8]) -> BufList<Buf> {
         let lens: &[usize] = if self.image.is_direct { &[self.image.cell] } else { &[7, 0, 1, 40] };
         let (mut parts, mut rest) = (Vec::new(), bytes);
@@ -557,6 +572,8 @@ impl World {
         BufList::new(parts).ok().expect("few parts")
     }
 
+    /// Submits a request. `front` chooses how its result is delivered. `then` chooses its deadline, and
+    /// what its callback does.
     fn submit_by<B: Buffers>(
         self: &Rc<Self>,
         request: Request<'_, B>,
@@ -613,7 +630,7 @@ impl World {
         accepted.map(|id| self.ids.borrow_mut().push((entry, id)))
     }
 
-    /// Runs code that has an operation, which a panic drops.
+    /// Runs code that owns an operation, which is dropped if the code panics.
     fn risking<T>(&self, id: usize, settles: bool, code: impl FnOnce() -> T) -> T {
         if settles {
             return code();
@@ -660,7 +677,7 @@ impl World {
         }
     }
 
-    /// Sends a call, as another thread does. Some panic.
+    /// Sends a call, as another thread does. Some calls panic.
     fn call(&self, engine: &Engine, how: u8) {
         if self.is_plain {
             return;
@@ -760,7 +777,7 @@ impl World {
             if engine.validate().is_idle() && !self.has_calls() {
                 break;
             }
-            if let (Device::Script(script), false) = (&self.device, self.must_notify(engine)) {
+            if let (Some(script), false) = (self.device.script(), self.must_notify(engine)) {
                 script.complete(1);
             }
             assert!(readable(fd, PATIENCE), "no turn would follow");
@@ -872,7 +889,7 @@ impl World {
         }
     }
 
-    /// Takes the results of the operations that are done, which are `all` at the end.
+    /// Takes the results of the operations that are done. If `all` is set, each must be done.
     fn collect<B: Buffers>(&self, all: bool) {
         for (id, operation) in B::held(self).operations.take() {
             if operation.is_done() {
@@ -902,7 +919,7 @@ impl World {
         if let Some(Err(error)) = result {
             match error.errno() {
                 libc::EAGAIN | libc::EINTR => {
-                    assert!(!matches!(self.device, Device::Kernel(_)), "{error}: {entry:?}");
+                    assert!(!self.device.is_kernel(), "{error}: {entry:?}");
                 }
                 libc::ECANCELED => assert!(entry.cancelled, "{entry:?}"),
                 libc::ETIMEDOUT => assert!(entry.timed, "{entry:?}"),
@@ -922,22 +939,18 @@ impl World {
     /// Checks that the numbers of the engine, the device and the model agree.
     fn check(&self, engine: &Engine) -> Turn {
         let turn = engine.validate();
-        match &self.device {
-            Device::Script(script) => self.check_device(&turn, script),
-            Device::Sim(sim) => self.check_device(&turn, sim),
-            Device::Kernel(_) => {}
-        }
+        let in_device = match &self.device {
+            Device::Script(script) => script.in_flight() + script.visible(),
+            Device::Sim(sim) => sim.in_flight(),
+            Device::Kernel(_) => turn.in_flight,
+        };
+        assert_eq!(turn.in_flight, in_device, "engine and device disagree on what is in flight");
         let stats = engine.stats();
         assert_eq!(stats.stray, 0);
         // The model counts a request before the engine takes it. So inside a callback that runs
         // during a submission, the model may have one request more for each call on the stack.
         assert!(stats.accepted <= self.accepted.get());
         turn
-    }
-
-    fn check_device(&self, turn: &Turn, device: &Sim) {
-        let there = device.in_flight();
-        assert_eq!(turn.in_flight, there, "engine and device disagree on what is in flight");
     }
 
     /// Checks after the drop of the engine that no request is lost and no buffer is left.
