@@ -90,7 +90,7 @@ fn inv07_a_count_that_is_dropped_above_zero_releases_nothing() {
 }
 
 #[test]
-fn inv11_a_panic_of_the_release_closure_reaches_whoever_put_last() {
+fn inv11_a_panic_of_the_release_closure_reaches_the_last_put() {
     let refs = PercpuRef::new(|| panic!("from the closure"));
     let last = refs.try_get().unwrap();
     refs.kill().unwrap();
@@ -315,12 +315,12 @@ impl Objects {
             use_some,
             || {
                 let own = &own;
-                let lives = thread::scope(|scope| {
+                let lives: thread::Result<Vec<_>> = thread::scope(|scope| {
                     let owners: Vec<_> = (0..owners).map(|n| scope.spawn(move || own(n))).collect();
-                    owners.into_iter().map(|thread| thread.join().unwrap()).sum()
+                    owners.into_iter().map(|thread| thread.join()).collect()
                 });
-                stop.store(true, Relaxed);
-                lives
+                stop.store(true, Relaxed); // also if an owner has panicked: `hop` waits for the users
+                lives.unwrap().into_iter().sum()
             },
         );
         stash.into_inner().unwrap().into_iter().for_each(|reference| self.put(reference));

@@ -23,18 +23,21 @@ fn adds_of_one_cpu_lose_nothing() {
     });
 }
 
-/// A thread without an rseq id beside one that has: the words belong to sections alone.
+/// Two threads without an rseq id beside one that has: the words belong to sections alone, and the remote word
+/// is shared.
 #[test]
-fn a_thread_without_an_id_stays_off_the_words() {
+fn threads_without_an_id_stay_off_the_words() {
     model(|| {
         let counter = Arc::new(PerCpuCounter::new());
-        let foreign = beside(&counter, |counter| {
-            take_id();
-            counter.increment();
+        let foreign = [(); 2].map(|()| {
+            beside(&counter, |counter| {
+                take_id();
+                counter.increment();
+            })
         });
         counter.increment();
         counter.increment();
-        foreign.join().unwrap();
-        assert_eq!(counter.sum(), 3);
+        foreign.map(|thread| thread.join().unwrap());
+        assert_eq!(counter.sum(), 4);
     });
 }

@@ -20,7 +20,7 @@ const ONE: CpuId = CpuId::new(1);
 /// The count in use, so that its neighbour is beside it.
 const I: usize = RefBlock::COUNTS - 1;
 
-/// Names of lives, and what is none.
+/// The gate of two lives, and a gate that is closed.
 const FIRST: u64 = 1 << 40;
 const SECOND: u64 = 2 << 40;
 const DEAD: u64 = 1 << 63;
@@ -453,7 +453,7 @@ fn inv21_a_get_races_with_the_beginning_of_a_life() {
             let user = user(&object, id, |object| {
                 set_current(ONE);
                 let (_, gate) = object.block();
-                // Ordering: Acquire, both; what the gate says is what holds from then on.
+                // Ordering: Acquire, both; what follows a look at the gate happens after it.
                 let lives = gate.load(Ordering::Acquire) == FIRST;
                 let refused = !object.try_look(FIRST);
                 assert!(!(lives && refused) || gate.load(Ordering::Acquire) == DEAD);

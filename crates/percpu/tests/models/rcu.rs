@@ -207,7 +207,10 @@ fn after_synchronize_the_writer_is_alone() {
     model(|| {
         let node = Node::new();
         let reader = beside(&node, |node| node.read(thread::yield_now));
-        node.unlink_and_free(|| rcu::synchronize().is_ok());
+        node.unlink_and_free(|| {
+            rcu::synchronize().unwrap();
+            true
+        });
         reader.join().unwrap();
     });
 }
