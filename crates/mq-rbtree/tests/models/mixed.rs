@@ -46,7 +46,7 @@ fn mixed<L: Keyed>(closes_early: bool) {
                     }
                     steps += 1;
                 }
-                (ledger.accepted, ledger.taken)
+                ledger
             })
         };
         let mut threads: Vec<_> = (0..PARTIES.len()).map(start).collect();
@@ -59,11 +59,12 @@ fn mixed<L: Keyed>(closes_early: bool) {
         }
         let mut ledgers: Vec<_> =
             threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(closes_early || ledgers.iter().all(|ledger| ledger.open));
         queue.validate();
         queue.close();
         ledgers.extend(receivers.into_iter().map(|thread| thread.join().unwrap()));
-        let accepted: Sum = ledgers.iter().map(|ledger| ledger.0).sum();
-        let taken: Sum = ledgers.iter().map(|ledger| ledger.1).sum();
+        let accepted: Sum = ledgers.iter().map(|ledger| ledger.accepted).sum();
+        let taken: Sum = ledgers.iter().map(|ledger| ledger.taken).sum();
         let stats = queue.stats();
         assert_eq!((taken, stats.sent, stats.depth), (accepted, accepted.count, 0));
         assert_eq!((stats.waiting, census.alive()), ((0, 0), 0));

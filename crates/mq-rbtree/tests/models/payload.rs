@@ -119,6 +119,7 @@ pub(super) enum Operation {
     ReceiveGuard,
 }
 
+/// The kind of a waiter.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum By {
     Thread,
@@ -131,7 +132,7 @@ use By::{Deadline, Task, Thread};
 use Operation::{Receive, ReceiveGuard, Send as SendOne};
 
 impl Operation {
-    /// Performs it as a task. Returns 1 if it is done, and 0 if the queue is closed.
+    /// Performs the operation as a task. Returns 1 if it sent or received a message, and 0 if the queue is closed.
     pub(super) async fn perform(self, queue: &Queue<Payload>) -> u64 {
         let none = ReceiveError::Closed;
         match self {
@@ -141,8 +142,8 @@ impl Operation {
         }
     }
 
-    /// Performs it in another thread. Returns 1 if it is done, and 0 if the queue is closed, or after the
-    /// deadline.
+    /// Performs the operation in another thread. Returns 1 if it sent or received a message, and 0 if the queue is
+    /// closed, or after the deadline.
     pub(super) fn spawn(self, queue: &Shared<Bitmap>, by: By) -> thread::JoinHandle<u64> {
         let (full, none) = match by {
             Deadline => (SendRefused::Timeout, ReceiveError::Timeout),
@@ -164,13 +165,13 @@ impl Operation {
     /// Ends a wait: receives a message, or sends one.
     pub(super) fn serve(self, queue: &Queue<Payload>) {
         match self {
-            SendOne(_) => _ = queue.receive().unwrap().0.seen(),
+            SendOne(id) => assert!(queue.receive().unwrap().0.seen() < id, "the older one"),
             Receive | ReceiveGuard => queue.send(Payload::new(9), 0).unwrap(),
         }
     }
 
-    /// Performs it in another thread, on a queue that is full or empty, and ends its wait. It is done, or has
-    /// timed out and changed nothing.
+    /// Performs the operation in another thread, on a queue that is full or empty, and ends its wait. The operation
+    /// succeeds, or times out and changes nothing.
     pub(super) fn wait_and_end(self, queue: &Shared<Bitmap>, by: By) {
         let waits = self.spawn(queue, by);
         self.serve(queue);
@@ -198,6 +199,7 @@ pub(super) fn finish<L: TestLevels>(queue: &Queue<Payload, L>) -> u64 {
     let stats = queue.stats();
     assert_eq!((stats.depth, stats.waiting), (0, (0, 0)));
     assert_eq!(stats.sent, stats.received);
+    assert!(stats.peak <= queue.max_messages());
     left
 }
 

@@ -8,8 +8,8 @@ use std::time::Instant;
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use offlock_sync::thread;
 
-use super::payload::By::{Deadline, Thread};
-use super::payload::Operation::Receive;
+use super::payload::By::{Deadline, Task, Thread};
+use super::payload::Operation::{Receive, ReceiveGuard};
 #[cfg(offlock_shuttle)]
 use super::payload::block_on;
 use super::payload::{Payload, Shared, finish, received, run, sent, soon, spawn, thoroughly, with};
@@ -156,9 +156,10 @@ fn inv21_stored_messages_are_received_before_staged_ones() {
 /// A message that comes through the ring while a receiver begins to wait wakes it.
 #[test]
 fn inv22_a_waiting_receiver_gets_a_staged_message() {
-    // It may give up as well, and loses no message then.
-    for by in [Thread, Deadline] {
-        run(move || Receive.wait_and_end(&warm(2), by));
+    let plain = [Thread, Task, Deadline].map(|by| (Receive, by)); // at its deadline it loses no message
+    let guards = [Thread, Task].map(|by| (ReceiveGuard, by));
+    for (operation, by) in plain.into_iter().chain(guards) {
+        run(move || operation.wait_and_end(&warm(2), by));
     }
 }
 

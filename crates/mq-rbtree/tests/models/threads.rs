@@ -7,7 +7,7 @@ use testkit::TestTask;
 
 use super::payload::By::{Deadline, Task, Thread};
 use super::payload::Operation::{Receive, Send};
-use super::payload::{Payload, finish, received, run, thoroughly, with};
+use super::payload::{Payload, finish, received, run, spawn, thoroughly, with};
 
 #[test]
 fn inv08_a_message_wakes_a_waiter() {
@@ -63,9 +63,8 @@ fn inv07_a_waiter_that_is_woken_in_vain_waits_again() {
 fn inv07_sender_and_receiver_never_both_wait() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let sender = super::payload::spawn(&queue, |queue| {
-            (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap())
-        });
+        let sender =
+            spawn(&queue, |queue| (0..2).for_each(|id| queue.send(Payload::new(id), 0).unwrap()));
         for id in 0..2 {
             assert_eq!(queue.receive().unwrap().0.seen(), id);
         }

@@ -54,7 +54,7 @@ pub(crate) enum Style {
     Sends,
     Receives,
     Exchange,
-    /// The same of operations that take place at one moment: no batches.
+    /// As the three before, but only of operations that take effect at one moment: no batches.
     SingleSends,
     SingleReceives,
     SingleExchange,

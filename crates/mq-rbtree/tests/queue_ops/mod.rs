@@ -120,7 +120,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Returns a limit of so many messages without other limits.
+    /// Returns limits of which only the number of messages is set.
     #[allow(dead_code, reason = "the fuzz target needs none")]
     pub(crate) fn plain(messages: usize) -> Self {
         Self { messages, reserves: vec![], ageing: None, no_alloc: false, spare: 2, quiet: false }
@@ -314,7 +314,7 @@ pub(crate) struct Runner<'q, L: Keyed> {
     census: &'q Census,
     thread: u64,
     patience: Patience,
-    /// Whether a task may receive by a guard, whose message keeps its place for a moment longer.
+    /// Whether a task may receive by a guard: the message leaves its place in a second step, the accept.
     pub(crate) has_guards: bool,
     /// The numbers so far of deadlines, of messages and futures together, and of lanes.
     deadlines: Cell<u64>,
@@ -346,7 +346,7 @@ fn numbered<L: Keyed>((message, key): mq_rbtree::Received<Message, L>) -> Number
     (key, message.read())
 }
 
-/// Returns the reason of a refused message, which must be this one, after so many refused allocations.
+/// Returns the reason why the message `id` comes back, if it does. `refused` of its allocations were refused.
 #[track_caller]
 fn reason(result: SendResult, id: u64, refused: usize) -> Sent {
     result.map_err(|SendError { value, reason }| {
