@@ -13,7 +13,7 @@ pub fn in_child(name: &str, variables: &[(&str, &str)], f: impl FnOnce()) -> Opt
     in_child_by(&[], name, variables, f)
 }
 
-/// The same, with the command that starts the process, if there is one.
+/// As [`in_child`], with the words of a command that starts the process; none start it directly.
 fn in_child_by(
     starter: &[&str],
     name: &str,
@@ -44,7 +44,7 @@ pub fn in_own_process(name: &str, f: impl FnOnce()) {
 ///
 /// # Panics
 ///
-/// As that.
+/// Panics as [`in_own_process`] does.
 pub fn in_own_process_by(starter: &[&str], name: &str, f: impl FnOnce()) {
     let Some(child) = in_child_by(starter, name, &[], f) else { return };
     let stdout = String::from_utf8_lossy(&child.stdout);
