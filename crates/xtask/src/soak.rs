@@ -208,7 +208,7 @@ mod tests {
             let sources: String =
                 files(&package.dir, "rs").iter().map(|file| read(file).unwrap()).collect();
             for filter in filters.split(' ').filter(|filter| !filter.starts_with("--")) {
-                let word = filter.trim_end_matches([':', '/']).rsplit('/').next().unwrap();
+                let word = filter.trim_end_matches([':', '/']).rsplit([':', '/']).next().unwrap();
                 assert!(sources.contains(word), "{name}: {filter}");
             }
         }
