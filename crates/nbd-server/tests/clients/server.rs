@@ -193,8 +193,8 @@ impl<'a> Launch<'a> {
     /// anywhere if it refuses its arguments; gives its log.
     pub(crate) fn refused(self, wanted: i32, words: &[&str]) -> Res<String> {
         let (code, _, log) = self.run_to_end()?;
-        let message = log.lines().find(|line| line.starts_with("offlock-nbd: "));
-        let said = if wanted == 2 { &log } else { message.unwrap_or_default() };
+        let (_, message) = log.split_once("offlock-nbd: ").unwrap_or_default();
+        let said = if wanted == 2 { &log } else { message };
         let says = words.iter().all(|word| said.contains(word));
         check!(code == wanted && says, "exit code {code}, not {wanted} with {words:?}:\n{log}");
         check!(!log.contains("panicked") && !log.contains("RUST_BACKTRACE"), "a panic:\n{log}");
