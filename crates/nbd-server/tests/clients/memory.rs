@@ -149,15 +149,14 @@ fn no_memory_for_a_handshake(lab: &Lab) -> Res {
 fn stuck(lab: &Lab) -> Res {
     const LEN: u32 = 4 << 20;
     let launch = Launch::threads(lab).parts(64 * MIB, 16, 43)?.with("--workers 1");
-    let server = launch.with("--cache 16M").through(LIMITED).start()?;
-    let mut stuck = hogs(&server, 20, LEN)?;
+    let mut server = launch.with("--cache 16M").through(LIMITED).start()?;
     // A new client each time: on a busy machine one may be too slow, and be closed as the others are. These may
     // have been closed for each other's requests before.
     let read = || server.client().and_then(|mut client| client.read(0, LEN));
-    let closed = "others wait for its memory";
+    let (mut stuck, closed) = (Vec::new(), "others wait for its memory");
     eventually("a READ is refused", || match read() {
         Ok(Err(error)) => error == err::ENOMEM,
-        // There is memory left, for example the stacks of threads that have ended: one more client holds it.
+        // There is memory left: one more client holds it.
         Ok(Ok(_)) => {
             stuck.extend(hogs(&server, 1, LEN).unwrap_or_default());
             server.log().contains(closed)
@@ -167,5 +166,6 @@ fn stuck(lab: &Lab) -> Res {
     eventually("there is memory again", || read().is_ok_and(|read| read.is_ok()))?;
     server.logged(closed)?;
     drop(stuck);
-    server.serves_to_the_end()
+    eventually("it serves", || server.still_serves().is_ok())?;
+    server.stop()
 }
