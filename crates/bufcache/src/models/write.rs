@@ -8,7 +8,7 @@ use offlock_sync::{model, thread};
 
 use super::disk::{Disk, fill, of, small, world};
 use super::task::block_on;
-use super::world::{beside, dawdle, race, thoroughly};
+use super::world::{SIZE, beside, dawdle, neighbours, race, thoroughly};
 
 /// Fails unless a sync makes a block of these bytes durable. The first one may tell of an earlier error.
 fn becomes_durable(disk: &Disk, device: &Device, byte: u8) {
@@ -195,6 +195,30 @@ fn inv18_a_reset_against_the_cleaner() {
         device.sync().unwrap();
         let there = device.get(0).unwrap()[0];
         assert_eq!(disk.durable(0), there);
+    });
+}
+
+/// It evicts the block that the reset is about to make dirty, and has another one in its place.
+#[test]
+fn inv18_a_reset_against_an_evictor() {
+    model(|| {
+        let (disk, device) = of(small(1));
+        fill(&device, 0, 1);
+        device.flush().unwrap();
+        disk.giving_up.store(1, Relaxed);
+        assert!(device.sync().is_err());
+        let evicts = beside(&device, |device| {
+            let [other] = neighbours(1);
+            if let Some(mut load) = device.claim(other).unwrap() {
+                load.fill(0);
+                load.finish(Ok(SIZE));
+            }
+        });
+        let lost = device.reset().unwrap();
+        evicts.join().unwrap();
+        if lost.is_empty() {
+            becomes_durable(&disk, &device, 1);
+        }
     });
 }
 

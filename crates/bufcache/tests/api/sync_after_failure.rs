@@ -142,3 +142,23 @@ fn inv18_a_write_past_the_cache_that_fails_is_lost() {
         assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(2..3)), "{number}");
     }
 }
+
+/// The other waits for its turn meanwhile.
+#[test]
+fn inv18_of_two_that_reset_one_tells_the_loss() {
+    let (_cache, device, disk) = new();
+    fill(&device, 1, 2);
+    fill(&device, 2, 2);
+    device.flush().unwrap();
+    device.invalidate(2).unwrap();
+    let guard = device.get_mut(1).unwrap(); // a reset waits for it
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    assert_eq!(device.sync(), POISONED);
+    let told = thread::scope(|scope| {
+        let both = [(); 2].map(|()| scope.spawn(|| device.reset().unwrap().blocks().to_vec()));
+        thread::sleep(Duration::from_millis(50));
+        drop(guard);
+        both.map(|one| one.join().unwrap()).concat()
+    });
+    assert_eq!(told, std::slice::from_ref(&(2..3)));
+}
