@@ -109,7 +109,7 @@ const BUFFERS: u64 = 128;
 
 /// A cache of 128 buffers, whose cleaner does nothing by itself, with as many dirty blocks. The device refuses the
 /// older half of them.
-fn half_refused(most_dirty: u32) -> (Cache, Device, Disk) {
+fn half_refused(most_dirty: u32, fault: Fault) -> (Cache, Device, Disk) {
     let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
     let builder = builder.write_back_after(Duration::from_secs(3600));
     let builder = builder.dirty_limits(100, most_dirty).patience(Duration::from_millis(100));
@@ -117,7 +117,7 @@ fn half_refused(most_dirty: u32) -> (Cache, Device, Disk) {
     let disk = MemoryDevice::new(vec![7; 2 * BUFFERS as usize * SIZE]);
     let disk = Arc::new(FaultDevice::new(disk));
     let refused = 0..BUFFERS / 2 * SIZE as u64;
-    disk.inject_at(Operation::Write, refused, Fault::Error(libc::EIO));
+    disk.inject_at(Operation::Write, refused, fault);
     let options = AttachOptions::new().on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
     (0..BUFFERS).for_each(|block| device.get_mut(block).unwrap().fill(2));
@@ -126,7 +126,7 @@ fn half_refused(most_dirty: u32) -> (Cache, Device, Disk) {
 
 #[test]
 fn inv26_dirty_buffers_are_written_behind_older_ones_that_cannot_be() {
-    let (_cache, disk, _) = half_refused(100);
+    let (_cache, disk, _) = half_refused(100, Fault::Error(libc::EIO));
     for block in BUFFERS..BUFFERS + 8 {
         assert_eq!(disk.get(block).map(|guard| guard[0]), Ok(7));
     }
@@ -135,12 +135,14 @@ fn inv26_dirty_buffers_are_written_behind_older_ones_that_cannot_be() {
 /// A writer writes 64 blocks: not again those that were just refused.
 #[test]
 fn inv26_a_writer_above_the_limit_writes_behind_older_ones_that_cannot_be() {
-    let (cache, _device, disk) = half_refused(75);
-    let (dirty, limit) = (cache.stats().dirty / SIZE, BUFFERS as usize * 3 / 4);
-    assert!(dirty <= limit, "{dirty} are dirty");
-    // The device refuses the older half at the first of them, then each alone once, and takes the others.
-    let taken = BUFFERS - dirty as u64;
-    assert_eq!(disk.count(Operation::Write), 1 + BUFFERS / 2 + taken);
+    for fault in [Fault::Error(libc::EIO), Fault::Panic] {
+        let (cache, _device, disk) = half_refused(75, fault);
+        let (dirty, limit) = (cache.stats().dirty / SIZE, BUFFERS as usize * 3 / 4);
+        assert!(dirty <= limit, "{dirty} are dirty");
+        // The device refuses the older half at the first of them, then each alone once, and takes the others.
+        let taken = BUFFERS - dirty as u64;
+        assert_eq!(disk.count(Operation::Write), 1 + BUFFERS / 2 + taken, "{fault:?}");
+    }
 }
 
 /// A task does not write dirty buffers itself. A cleaner with nothing to do for an hour does.

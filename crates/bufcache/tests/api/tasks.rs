@@ -54,6 +54,23 @@ fn two_waits_of_one_task_of_which_one_ends_early_leave_the_other_its_time() {
     drop(first);
 }
 
+/// Its wait for a guard and the one for the pin that the guard becomes end before a wait that begins with the pin.
+#[test]
+fn a_task_that_waits_for_a_guard_and_then_for_its_pin_has_one_patience() {
+    let (_cache, device, _disk) = patient(Duration::from_millis(100), 16, AttachOptions::new());
+    let (mut waits, mut later) = (count_at(&device, 1), count_at(&device, 2));
+    let mut context = Context::from_waker(Waker::noop());
+    let guard = device.get(1).unwrap();
+    let _other = block_on(device.get_async(2)).unwrap();
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    thread::sleep(Duration::from_millis(10));
+    let _pin = guard.pin().unwrap();
+    drop(guard);
+    assert!(later.as_mut().poll(&mut context).is_pending());
+    wait_for("the later end", || later.as_mut().poll(&mut context).is_ready());
+    assert_eq!(waits.as_mut().poll(&mut context), Poll::Ready(Some(GetError::Busy)));
+}
+
 type Got<'d> = Pin<Box<dyn Future<Output = Option<GetError>> + 'd>>;
 
 /// Locks a block as a task, and counts there.

@@ -266,6 +266,17 @@ fn inv02_calls_wait_for_a_load() {
     check(Claim, &WAITING[..8], &WAITING[..7]);
 }
 
+/// It has pinned the block, which it cannot lock at once.
+#[test]
+fn inv02_a_writer_waits_for_the_load_that_it_begins() {
+    let (_cache, disk, kept) = kept(LONG);
+    let _releases = Releases(&kept);
+    let begun = begin(&disk, GetMut, false);
+    wait_for("the load", || kept.begun() == 1);
+    kept.release();
+    assert_eq!(end(begun), Ok(None));
+}
+
 #[test]
 fn inv15_calls_wait_for_a_writer() {
     check(WriteGuard, &WAITING, &[]);
