@@ -59,14 +59,19 @@ fn inv19_a_close_refuses_writers_before_it_syncs() {
 
 #[test]
 fn inv19_of_two_that_close_one_has_closed_it() {
-    let (_cache, device, _disk) = new();
+    let (_cache, device, disk) = new();
     fill(&device, 1, 2);
-    let other = device.clone();
+    let (other, kept) = (device.clone(), device.clone());
+    let syncs = disk.hold(Operation::Sync);
     let ends = thread::scope(|scope| {
         let both = [device, other].map(|device| scope.spawn(move || device.close()));
+        syncs.wait();
+        thread::sleep(Duration::from_millis(50)); // the other waits for its turn
+        drop(syncs);
         both.map(|one| one.join().unwrap())
     });
     assert!(ends.contains(&Ok(())) && ends.contains(&Err(WriteError::Closed)), "{ends:?}");
+    assert_eq!(kept.get_mut(1).unwrap_err(), GetError::Closed);
 }
 
 #[test]
