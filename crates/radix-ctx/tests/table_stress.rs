@@ -170,7 +170,19 @@ fn stress_inv13_references_against_removal() {
 #[test]
 #[ignore = "stress: seconds of removals"]
 fn stress_inv14_one_of_many_removes() {
-    churn(4, 1, |builder| builder);
+    let world = World::new(1, |builder| builder);
+    storm(4, |me, rng| {
+        if me == 0 && world.get(0).is_none_or(|id| !world.table.contains(id)) {
+            world.replace(0, false);
+        }
+        if let Some(id) = world.get(0) {
+            world.remove(id);
+        }
+        if rng.usize(..64) == 0 {
+            world.table.flush().unwrap();
+        }
+    });
+    world.end(0);
 }
 
 /// The table is dropped before its references.
