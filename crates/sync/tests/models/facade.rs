@@ -115,7 +115,7 @@ fn notify_all_wakes_every_waiter() {
 /// A flag set before a change is seen behind it, and the change falls between no look and the sleep
 /// after it.
 #[test]
-fn a_futex_wakes_who_looked_before_the_change() {
+fn a_futex_wakes_a_thread_that_looked_early() {
     every_sleeper_returns(1, Bell::wait_for_change, |bell| bell.change(Futex::wake_one));
 }
 
