@@ -160,10 +160,15 @@ fn client_without_image(lab: &Lab) -> Res {
     let server = launch(Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
     let mut server = server.start()?;
     let mut refused = server.greeted()?;
-    // The worker duplicates the descriptor of the image, which now fails.
+    // The worker duplicates the descriptor of the image, which now fails. A limit below the number of descriptors
+    // that a thread polls would also fail its poll.
     let pid = Pid::from_raw(server.pid() as i32);
     let limit = |limit| prlimit(pid, Resource::Nofile, limit);
-    let before = limit(Rlimit { current: Some(3), ..getrlimit(Resource::Nofile) })?;
+    let is_free = |fd: &u64| {
+        !Path::new(&format!("/proc/{}/fd", server.pid())).join(fd.to_string()).is_symlink()
+    };
+    let current = (0..).find(is_free);
+    let before = limit(Rlimit { current, ..getrlimit(Resource::Nofile) })?;
     check!(refused.go("vol").is_err(), "the export was opened without a descriptor");
     drop(refused);
     server.logged("connection closed")?;
