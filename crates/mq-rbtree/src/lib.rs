@@ -45,8 +45,8 @@ pub mod guide {
     //! [`RbTree`](crate::RbTree) if priorities are times, pairs or other ordered keys, or numbers without a small
     //! bound; to serve the least first, wrap them in [`Reverse`](std::cmp::Reverse). Its sends take the lock and
     //! search the tree, so keep comparisons short. Where keys can be rounded to some classes, a bitmap of the
-    //! classes is the faster queue. Where one thread alone uses the queue, or a lock of your own protects it, take
-    //! [`Core`](crate::Core) with either.
+    //! classes is usually the faster queue. Where one thread alone uses the queue, or a lock of your own protects it,
+    //! take [`Core`](crate::Core) with either.
 
     #[doc = include_str!("guide/allocation.md")]
     pub mod allocation {}
