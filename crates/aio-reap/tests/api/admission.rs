@@ -4,7 +4,6 @@ use std::future::{Future, poll_fn};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -13,29 +12,14 @@ use crate::counted::OnDrop;
 use crate::direct_file::direct_file;
 use aio_reap::{AlignedBuf, Engine, Operation, Submission, SubmitError};
 use aio_reap_test::sim::Script;
-use testkit::WakeCount;
+use testkit::TestTask;
 
 use crate::readable::readable;
 use crate::scripted::full_at;
 
-struct Task<'e> {
-    submission: Submission<'e, ()>,
-    woken: Arc<WakeCount>,
-}
-
-impl<'e> Task<'e> {
-    fn new(engine: &'e Engine) -> Self {
-        Self { submission: engine.nop().submit_async(), woken: Arc::default() }
-    }
-
-    fn poll(&mut self) -> Poll<Result<Operation<()>, SubmitError<aio_reap::Request<'e, ()>>>> {
-        let waker = self.woken.waker();
-        Pin::new(&mut self.submission).poll(&mut Context::from_waker(&waker))
-    }
-
-    fn wakes(&self) -> usize {
-        self.woken.count()
-    }
+/// A task that waits for a slot.
+fn waiting(engine: &Engine) -> TestTask<Submission<'_, ()>> {
+    TestTask::waiting(engine.nop().submit_async())
 }
 
 /// An engine with two slots, both taken.
@@ -48,18 +32,17 @@ fn full() -> (Engine, Script, Vec<Operation<()>>) {
 #[test]
 fn dropping_a_waiting_future_moves_later_ones_forward() {
     let (engine, script, taken) = full();
-    let mut tasks: Vec<_> = (0..4).map(|_| Task::new(&engine)).collect();
-    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
+    let mut tasks: Vec<_> = (0..4).map(|_| waiting(&engine)).collect();
     drop(taken.into_iter().next());
     script.complete(1);
     engine.turn();
     assert_eq!(tasks[0].wakes(), 1);
     // A woken future that is dropped wakes the next one.
     drop(tasks.remove(0));
-    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0, 0]);
+    assert_eq!(tasks.iter().map(TestTask::wakes).collect::<Vec<_>>(), [1, 0, 0]);
     // A future dropped in the middle wakes no other.
     drop(tasks.remove(1));
-    assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(tasks.iter().map(TestTask::wakes).collect::<Vec<_>>(), [1, 0]);
     drop(tasks.remove(0));
     assert_eq!(tasks[0].wakes(), 1);
     assert!(matches!(engine.nop().submit(), Err(SubmitError::Full(_))), "the other one's slot");
@@ -72,8 +55,7 @@ fn dropping_a_waiting_future_moves_later_ones_forward() {
 #[test]
 fn waiting_futures_see_the_shutdown_and_errors() {
     let (engine, script, taken) = full();
-    let mut tasks: Vec<_> = (0..3).map(|_| Task::new(&engine)).collect();
-    assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
+    let mut tasks: Vec<_> = (0..3).map(|_| waiting(&engine)).collect();
     // A misaligned request is refused at once.
     if let Some((_temp, file)) = direct_file(&engine) {
         let mut refused = engine.write(&file, AlignedBuf::zeroed(512, 512), 1).submit_async();
@@ -132,8 +114,7 @@ fn inv06_a_panic_leaves_no_future_behind() {
             let buf = OnDrop(vec![1; 8], || panic!("on purpose"));
             Some(engine.write(&file, buf, 0).submit().unwrap())
         };
-        let mut task = Task::new(&engine);
-        assert!(task.poll().is_pending());
+        let mut task = waiting(&engine);
         script.complete(1);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             engine.turn();

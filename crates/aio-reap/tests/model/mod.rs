@@ -28,7 +28,7 @@ use aio_reap::{
 };
 use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Faults, Model, Script, Sim, SubmitStep, Transfer};
-use testkit::WakeCount;
+use testkit::{TestTask, WakeCount};
 
 use crate::readable::readable;
 use image::{Access, FRESH, Image, Kind};
@@ -120,11 +120,9 @@ pub(crate) fn run_on(device: Device, folder: &Path, input: &[u8]) -> usize {
             assert!(world.check(&engine).is_idle());
             assert!(engine.nop().submit().is_err());
             world.turn(&engine);
-            for Waiting { mut submission, woken, seen, .. } in waiting {
-                assert!(woken.count() > seen, "a future sleeps behind the shutdown");
-                let waker = woken.waker();
-                let polled = Pin::new(&mut submission).poll(&mut Context::from_waker(&waker));
-                assert!(matches!(polled, Poll::Ready(Err(_))));
+            for mut one in waiting {
+                assert!(one.is_woken(), "a future sleeps behind the shutdown");
+                assert!(matches!(one.task.poll(), Poll::Ready(Err(_))));
             }
         }
         1 if !matches!(world.device, Device::Sim(_)) => world.turn_by_events(&engine, fd, waiting),
@@ -195,10 +193,13 @@ struct Entry {
 /// A future that waits for a slot.
 struct Waiting<'e> {
     id: usize,
-    submission: Submission<'e, ()>,
-    woken: Arc<WakeCount>,
-    /// The number of wake-ups at its last poll.
-    seen: usize,
+    task: TestTask<Submission<'e, ()>>,
+}
+
+impl Waiting<'_> {
+    fn is_woken(&self) -> bool {
+        self.task.wakes() > 0
+    }
 }
 
 struct World {
@@ -398,7 +399,7 @@ impl World {
         waiting: &mut Vec<Waiting<'e>>,
         [what, a, b, c]: [u8; 4],
     ) {
-        self.is_full.set(waiting.iter().any(|one| one.woken.count() == one.seen));
+        self.is_full.set(!waiting.iter().all(Waiting::is_woken));
         match (what % 16, self.device.script()) {
             (0..=4, _) | (11..=14, None) => self.submit(engine, [what, a, b, c]),
             (5, _) => plugs.push(engine.plug()),
@@ -704,10 +705,9 @@ impl World {
     ) {
         if how.is_multiple_of(4) || waiting.is_empty() {
             let id = self.add_entry(Access { kind: Kind::Other, at: 0, len: 0 });
-            let mut submission = engine.nop().submit_async();
-            let woken = WakeCount::new();
-            if !self.poll_waiting(id, &mut submission, &woken) {
-                waiting.push(Waiting { id, submission, woken, seen: 0 });
+            let mut one = Waiting { id, task: TestTask::new(engine.nop().submit_async()) };
+            if !self.poll_waiting(&mut one) {
+                waiting.push(one);
             } else {
                 assert!(!self.is_full.get(), "it takes the slot of a future that waits");
             }
@@ -719,8 +719,8 @@ impl World {
             return;
         }
         let nth = usize::from(which) % (waiting.len() + 1);
-        let is_woken = one.woken.count() > one.seen;
-        let is_ready = self.poll_waiting(one.id, &mut one.submission, &one.woken);
+        let is_woken = one.is_woken();
+        let is_ready = self.poll_waiting(&mut one);
         assert_eq!(is_ready, is_woken, "a future is woken if and only if there is a slot for it");
         if !is_ready {
             waiting.insert(nth, one);
@@ -728,17 +728,11 @@ impl World {
     }
 
     /// Returns whether the future has got a slot.
-    fn poll_waiting(
-        &self,
-        id: usize,
-        submission: &mut Submission<'_, ()>,
-        woken: &Arc<WakeCount>,
-    ) -> bool {
+    fn poll_waiting(&self, one: &mut Waiting<'_>) -> bool {
+        let id = one.id;
         self.accepted.set(self.accepted.get() + 1);
         self.ledger.borrow_mut()[id].ignored = false;
-        let waker = woken.waker();
-        let mut context = Context::from_waker(&waker);
-        match self.risking(id, false, || Pin::new(submission).poll(&mut context)) {
+        match self.risking(id, false, || one.task.poll()) {
             Poll::Ready(submitted) => {
                 let operation = submitted.expect("the engine is open");
                 self.others.operations.borrow_mut().push((id, operation));
@@ -765,11 +759,10 @@ impl World {
             self.collect::<Buf>(false);
             self.collect::<BufList<Buf>>(false);
             self.collect::<()>(false);
-            if let Some(nth) = waiting.iter().position(|one| one.woken.count() > one.seen) {
+            if let Some(nth) = waiting.iter().position(Waiting::is_woken) {
                 let mut one = waiting.remove(nth);
                 let poll = || {
-                    let ready = self.poll_waiting(one.id, &mut one.submission, &one.woken);
-                    assert!(ready, "it was woken without a slot");
+                    assert!(self.poll_waiting(&mut one), "it was woken without a slot");
                 };
                 self.catching(engine, Some(fd), poll);
                 continue;
