@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{REAL, on_engines, on_every_backend, small};
 use crate::direct_file::direct_file;
-use crate::readable::readable;
+use crate::readable::{assert_quiet, readable};
 use aio_reap::{
     AlignedBuf, AllocateMode, BackendKind, BufList, CompletionQueue, Engine, EngineBuilder,
     ReapMode, SubmitError,
@@ -111,16 +111,6 @@ fn direct_files_are_aligned_or_refused() {
     });
 }
 
-/// A notification may come after its completion was reaped. After a few turns the descriptor is not
-/// readable.
-fn assert_quiet(engine: &Engine) {
-    let quiet = (0..100).any(|_| {
-        engine.turn();
-        !readable(engine, Duration::from_millis(1))
-    });
-    assert!(quiet, "an idle engine keeps its descriptor readable");
-}
-
 /// Before the program asks for the descriptor, notifications may stay. An event loop that asks late is
 /// notified of the requests in flight, of each later one, and of nothing afterwards.
 #[test]
@@ -142,7 +132,7 @@ fn inv09_a_late_poll_sees_later_completions_and_then_nothing() {
                     assert!(start.elapsed() < PATIENCE);
                 }
             }
-            assert_quiet(engine);
+            assert_quiet(engine, engine);
         });
     }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::common::{fifo, on_every_backend};
-use crate::readable::readable;
+use crate::readable::{assert_quiet, readable};
 use crate::scripted::scripted;
 use aio_reap::{BackendKind, BufList, Engine, File, OpenOptions, Operation};
 use aio_reap_test::sim::{Cancel, SubmitStep, Transfer};
@@ -195,11 +195,7 @@ fn real_backends_cancel_what_waits() {
                 assert_eq!((errno(result), buf.len()), (libc::ECANCELED, 4));
             }
             // No completion of a cancellation is left.
-            let quiet = (0..100).any(|_| {
-                engine.turn();
-                !readable(engine, Duration::from_millis(1))
-            });
-            assert!(quiet, "an idle engine keeps its descriptor readable");
+            assert_quiet(engine, engine);
         }
     });
 }
@@ -338,11 +334,7 @@ fn inv09_deadlines_notify() {
             assert_eq!(errno(read.wait().0), libc::ETIMEDOUT);
             assert!(start.elapsed() >= SHORT && start.elapsed() < PATIENCE);
         }
-        let quiet = (0..100).any(|_| {
-            engine.turn();
-            !readable(engine, Duration::from_millis(1))
-        });
-        assert!(quiet, "a deadline keeps the descriptor readable");
+        assert_quiet(engine, engine);
         // One deadline is late and the other one early, in both orders.
         for times in [[SHORT, LONG], [LONG, SHORT]] {
             let _fd = engine.as_fd();

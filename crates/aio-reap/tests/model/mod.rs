@@ -30,7 +30,7 @@ use aio_reap_test::Build;
 use aio_reap_test::sim::{Cancel, Faults, Model, Script, Sim, SubmitStep, Transfer};
 use testkit::{TestTask, WakeCount};
 
-use crate::readable::readable;
+use crate::readable::{assert_quiet, readable};
 use image::{Access, FRESH, Image, Kind};
 
 /// The bytes in a freed buffer.
@@ -777,11 +777,7 @@ impl World {
             self.catching(engine, Some(fd), || self.turn(engine));
         }
         assert!(waiting.is_empty(), "a future waits for a slot, and all are free");
-        let is_quiet = (0..100).any(|_| {
-            engine.turn();
-            !readable(fd, Duration::from_millis(1))
-        });
-        assert!(is_quiet, "an idle engine keeps its descriptor readable");
+        assert_quiet(engine, fd);
     }
 
     /// Drops, polls or waits for an operation.
