@@ -22,7 +22,6 @@ use std::thread;
 use std::time::Instant;
 
 use aio_reap::Engine;
-use aio_reap_test::sim::{Model, Service, Sim};
 use common::{engines, small};
 use model::Device;
 use testkit::block_on;
@@ -55,16 +54,7 @@ fn stress_inv15_every_backend_does_what_the_model_does() {
 #[test]
 #[ignore = "takes seconds"]
 fn stress_inv15_simulated_devices_do_what_the_model_does() {
-    on_devices("simulated", |seed| {
-        let services = [
-            Service::Fixed(50_000),
-            Service::Exponential(50_000),
-            Service::Bursty { fast: 10_000, slow: 90_000, run: 100 },
-        ];
-        let service = services[seed as usize % 3];
-        let model = Model { service, servers: 8, ..model::faulty(seed) };
-        Device::Sim(Sim::new(model, seed))
-    });
+    on_devices("simulated", model::faulty);
 }
 
 #[test]

@@ -27,7 +27,7 @@ use aio_reap::{
     Operation, Plug, ReapMode, Request, RequestId, Submission, Turn,
 };
 use aio_reap_test::Build;
-use aio_reap_test::sim::{Cancel, Faults, Model, Script, Sim, SubmitStep, Transfer};
+use aio_reap_test::sim::{Cancel, Faults, Model, Script, Service, Sim, SubmitStep, Transfer};
 use testkit::{TestTask, WakeCount};
 
 use crate::readable::{assert_quiet, readable};
@@ -50,8 +50,9 @@ pub(crate) enum Device {
     Kernel(BackendKind),
 }
 
-/// Returns a device on which requests find no room, fail, end early or are retried. `seed` chooses how often.
-pub(crate) fn faulty(seed: u64) -> Model {
+/// Returns a simulated device on which requests find no room, fail, end early or are retried. `seed` chooses
+/// how often, and the time of a request.
+pub(crate) fn faulty(seed: u64) -> Device {
     let rate = |shift: u32| ((seed >> shift) & 3) as u32 * 100_000;
     let faults = Faults {
         busy: rate(0),
@@ -61,7 +62,14 @@ pub(crate) fn faulty(seed: u64) -> Model {
         again: rate(4),
         short: rate(5),
     };
-    Model { faults, inline: rate(6), moves_data: true, ..Model::default() }
+    let service = [
+        Service::Fixed(50_000),
+        Service::Exponential(50_000),
+        Service::Bursty { fast: 10_000, slow: 90_000, run: 100 },
+    ][seed as usize % 3];
+    let inline = rate(6);
+    let model = Model { servers: 8, service, faults, inline, moves_data: true, ..Model::default() };
+    Device::Sim(Sim::new(model, seed))
 }
 
 /// Runs one input on a scripted device. Returns the number of steps.
