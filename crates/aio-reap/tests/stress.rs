@@ -72,7 +72,7 @@ fn stress_inv06_threads_share_an_engine() {
                 })
                 .collect();
             let freed = Arc::clone(&writer.freed);
-            drop(writer.remote);
+            drop(writer);
             engine.serve().unwrap();
             let made = clients.into_iter().map(|client| client.join().unwrap()).sum();
             assert_eq!(freed.load(std::sync::atomic::Ordering::Relaxed), made as u64, "buffers");

@@ -3,13 +3,13 @@
 use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::admission::share_slots;
-use crate::common::on_every_backend;
+use crate::common::{on_engines, on_every_backend, small};
 use crate::scripted::scripted;
 use crate::writer::Writer;
 use aio_reap::Engine;
@@ -115,7 +115,7 @@ fn inv04_retries_and_deadlines_wake_the_driver() {
 /// Tasks of a runtime with several threads use an engine that a task drives.
 #[test]
 fn inv06_calls_wake_the_driver() {
-    on_every_backend(|engine| {
+    on_engines(small().capacity(128), |engine| {
         let writer = Writer::new(engine);
         let (done, is_done) = tokio::sync::oneshot::channel();
         let tasks = thread::spawn(move || {
@@ -138,7 +138,7 @@ fn inv06_calls_wake_the_driver() {
 fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
     let (to_us, from_engine) = mpsc::channel();
     let engine = thread::spawn(move || {
-        let engine = Engine::new().unwrap();
+        let engine = Engine::builder().capacity(2048).build().unwrap();
         to_us.send(Writer::new(&engine)).unwrap();
         engine.serve().unwrap();
         engine.validate()
@@ -152,8 +152,10 @@ fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
             assert!(task.await.unwrap_err().is_cancelled());
         }
     });
+    let freed = Arc::clone(&writer.freed);
     drop(writer);
     assert!(engine.join().unwrap().is_idle());
+    assert_eq!(Arc::strong_count(&freed), 1, "a buffer is left");
 }
 
 /// Tasks that are ready together make one batch, in every round, wherever they are polled: by the

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread;
 
-use aio_reap::{Engine, Outcome, Remote, Responder, Response, SharedFile, SubmitError};
+use aio_reap::{Engine, Outcome, Remote, Responder, Response, SharedFile};
 
 use crate::counted::Counted;
 
@@ -13,9 +12,12 @@ const LEN: usize = 512;
 const BLOCKS: u64 = 8;
 
 /// A file, and a handle to the engine of another thread.
+///
+/// A task has at most `BLOCKS` unfinished requests, beside those that later ones overtake in the device, which
+/// are at most `depth`. So the capacity of the engine must be `BLOCKS` for each task, plus its depth.
 #[derive(Clone)]
 pub(crate) struct Writer {
-    pub(crate) remote: Remote,
+    remote: Remote,
     pub(crate) freed: Arc<AtomicU64>,
     file: SharedFile,
 }
@@ -26,11 +28,11 @@ impl Writer {
         Self { remote: engine.remote(), freed: Arc::default(), file }
     }
 
-    /// Sends a read or a write of a block, again and again while the queue is full.
+    /// Sends a read or a write of a block.
     fn send(&self, write: bool, block: u64, byte: u8) -> Response<Outcome<Counted>> {
         let (at, buf) = (block * LEN as u64, Counted::new(LEN, byte, &self.freed));
         let file = self.file.clone();
-        let mut call = move |engine: &Engine, responder: Responder<Outcome<Counted>>| {
+        let call = move |engine: &Engine, responder: Responder<Outcome<Counted>>| {
             let file = engine.attach_shared(&file);
             let request = match write {
                 true => engine.write(&file, buf, at),
@@ -39,14 +41,7 @@ impl Writer {
             let done = |result, buf| _ = responder.send((result, buf));
             request.callback(done).map_err(drop).expect("there is a slot for each");
         };
-        loop {
-            match self.remote.ask(call) {
-                Ok(response) => return response,
-                Err(SubmitError::Full(refused)) => call = refused,
-                Err(error) => panic!("{error}"),
-            }
-            thread::yield_now();
-        }
+        self.remote.ask(call).expect("the engine has room for each call")
     }
 
     /// Writes the blocks of task `nr` and reads them back while `goes_on` returns true for the number of
