@@ -264,7 +264,7 @@ fn inv04_a_submission_is_made_again_beside_a_slow_request() {
     uring(inject, &["(INJECTED)", "(INJECTED)", "= 1"]).run_child("child_beside_a_slow_read");
 }
 
-/// Sleeps for a read that the kernel has, and is refused.
+/// Sleeps until a read in the kernel is done. The kernel refuses the sleep.
 #[test]
 #[ignore = "what another test traces"]
 fn sleeping_child() {
@@ -272,7 +272,7 @@ fn sleeping_child() {
     let (reader, writer) = std::io::pipe().unwrap();
     let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
     engine.turn();
-    // So that a sleep that goes on in spite of the error ends.
+    // Ends the sleep of an engine that ignores the error.
     let later = thread::spawn(move || {
         thread::sleep(Duration::from_millis(100));
         drop(writer);
@@ -283,9 +283,9 @@ fn sleeping_child() {
     assert!(engine.validate().is_idle());
 }
 
-/// Only errors that pass are tried again.
+/// Only a transient error of a sleep is retried.
 #[test]
-fn a_sleep_that_fails_for_good_is_told() {
+fn a_wait_returns_the_error_of_its_sleep() {
     uring("io_uring_enter:error=EBADFD:when=3", &["= 1", "(INJECTED)"]).run_child("sleeping_child");
 }
 

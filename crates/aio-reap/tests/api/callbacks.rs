@@ -81,22 +81,17 @@ fn inv07_queues_are_filled_before_the_first_callback() {
 #[test]
 fn inv14_requests_that_end_at_once_cannot_loop_for_ever() {
     /// Reads `len` bytes.
-    fn next(
-        engine: &Rc<Engine>,
-        (file, script): (&File, &Script),
-        len: usize,
-        made: &Rc<Cell<u32>>,
-    ) {
+    fn next(engine: &Rc<Engine>, file: &File, script: &Script, len: usize, made: &Rc<Cell<u32>>) {
         made.set(made.get() + 1);
         assert!(made.get() < 1000, "the call does not return");
         if len > 0 {
             script.on_submit(SubmitStep::Inline); // the device must not see an empty read
         }
         let (inner, made) = (Rc::downgrade(engine), Rc::clone(made));
-        let on = (file.clone(), script.clone());
+        let (again, device) = (file.clone(), script.clone());
         let done = move |_: Result<usize, aio_reap::RequestError>, _| {
             if let Some(engine) = inner.upgrade() {
-                next(&engine, (&on.0, &on.1), len, &made);
+                next(&engine, &again, &device, len, &made);
             }
         };
         let _ = engine.read(file, vec![0; len], 0).callback(done);
@@ -107,7 +102,7 @@ fn inv14_requests_that_end_at_once_cannot_loop_for_ever() {
         let engine = Rc::new(engine);
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         let made = Rc::new(Cell::new(0));
-        next(&engine, (&file, &script), len, &made);
+        next(&engine, &file, &script, len, &made);
         assert_eq!(made.get(), 2, "{len}");
         assert!(readable(&engine, Duration::ZERO), "the second waits for a turn");
         let turn = engine.turn();

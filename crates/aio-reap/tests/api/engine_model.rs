@@ -158,7 +158,7 @@ fn inv04_blocked_engine_notifies_again_with_back_off() {
     const TIMES: usize = 9;
     for held in 0..2 {
         if held == 1 {
-            // One more completes: progress resets the delay.
+            // The request of the first round completes, which resets the delay. This one stays in flight.
             engine.nop().callback(count(&done)).unwrap();
             script.complete(1);
             engine.turn();

@@ -50,6 +50,19 @@ pub(crate) enum Device {
     Kernel(BackendKind),
 }
 
+impl Device {
+    fn script(&self) -> Option<&Script> {
+        match self {
+            Self::Script(script) => Some(script),
+            Self::Sim(_) | Self::Kernel(_) => None,
+        }
+    }
+
+    fn is_kernel(&self) -> bool {
+        matches!(self, Self::Kernel(_))
+    }
+}
+
 /// Returns a simulated device on which requests find no room, fail, end early or are retried. `seed` chooses
 /// how often, and the time of a request.
 pub(crate) fn faulty(seed: u64) -> Device {
@@ -145,19 +158,6 @@ pub(crate) fn run_on(device: Device, folder: &Path, input: &[u8]) -> usize {
 }
 
 struct Input<'a>(&'a [u8]);
-
-impl Device {
-    fn script(&self) -> Option<&Script> {
-        match self {
-            Self::Script(script) => Some(script),
-            Self::Sim(_) | Self::Kernel(_) => None,
-        }
-    }
-
-    fn is_kernel(&self) -> bool {
-        matches!(self, Self::Kernel(_))
-    }
-}
 
 impl Input<'_> {
     /// Returns the next bytes, or zeros past the end.
@@ -420,20 +420,20 @@ impl World {
             (12 | 13, Some(script)) => self.script_transfer(script, a, b),
             (14, Some(script)) if a % 2 == 0 => _ = script.complete(usize::from(b % 8)),
             (14, Some(script)) => _ = script.complete_nth(usize::from(b % 8)),
-            _ if a < 16 => engine.drain().unwrap(),
-            (_, Some(script)) if a < 32 => {
+            (15, _) if a < 16 => engine.drain().unwrap(),
+            (15, Some(script)) if a < 32 => {
                 let how = [Cancel::Works, Cancel::TooLate, Cancel::Refused][usize::from(b % 3)];
                 self.refuses.set(how == Cancel::Refused);
                 script.cancels(how);
             }
-            _ if a < 48 => self.cancel_ids(engine),
-            _ if a < 80 => self.call(engine, b),
-            _ if a < 96 => {
+            (15, _) if a < 48 => self.cancel_ids(engine),
+            (15, _) if a < 80 => self.call(engine, b),
+            (15, _) if a < 96 => {
                 let _plug = engine.plug(); // the panic drops it, perhaps as the last one
                 self.submit(engine, [b, b, c, a]);
                 unwind();
             }
-            (_, Some(script)) if a < 128 => script.ring(),
+            (15, Some(script)) if a < 128 => script.ring(),
             _ => _ = fd.get_or_insert_with(|| engine.as_fd()),
         }
     }
