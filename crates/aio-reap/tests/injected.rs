@@ -13,6 +13,7 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -273,11 +274,13 @@ fn sleeping_child() {
     let read = engine.read(&engine.attach(reader).unwrap(), vec![0], 0).submit().unwrap();
     engine.turn();
     // Ends the sleep of an engine that ignores the error.
+    let (ended, has_ended) = mpsc::channel::<()>();
     let later = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(100));
+        _ = has_ended.recv_timeout(Duration::from_secs(10));
         drop(writer);
     });
     assert_eq!(engine.wait(None).unwrap_err().raw_os_error(), Some(libc::EBADFD));
+    drop(ended);
     later.join().unwrap();
     assert_eq!(read.wait().0.unwrap(), 0);
     assert!(engine.validate().is_idle());
